@@ -7,12 +7,20 @@ export default defineConfig({
     maxWorkers: 2,
     projects: [
       { extends: true, test: { name: 'boundaries', include: ['test/boundaries.test.ts'] } },
-      { extends: true, test: { name: 'modules', include: ['{src,routes,workers}/**/*.test.ts'] } },
+      {
+        extends: true,
+        test: {
+          name: 'modules',
+          include: ['{src,routes,workers}/**/*.test.ts'],
+          globalSetup: 'test/support/global-setup.ts',
+        },
+      },
       {
         extends: true,
         test: {
           name: 'behaviours',
           include: ['test/behaviours/**/*.test.ts'],
+          globalSetup: 'test/support/global-setup.ts',
           testTimeout: 60_000,
           hookTimeout: 30_000,
         },

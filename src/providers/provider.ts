@@ -53,7 +53,10 @@ export interface Provider {
 /** `openai-chat:gpt-5-mini` → provider `openai-chat`, model `gpt-5-mini`. The model may hold colons. */
 export function parseRoute(route: string): { provider: string; model: string } {
   const at = route.indexOf(':')
-  if (at < 1) throw new Error(`"${route}" is no model: expected <provider>:<model>, for example demo: or openai-chat:gpt-5-mini`)
+  if (at < 1)
+    throw new Error(
+      `"${route}" is no model: expected <provider>:<model>, for example demo: or openai-chat:gpt-5-mini`,
+    )
   return { provider: route.slice(0, at), model: route.slice(at + 1) }
 }
 

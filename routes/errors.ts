@@ -1,0 +1,83 @@
+// The one translation of errors to HTTP: RFC 9457 problem JSON with a stable code, `retry-after` where a repeat may
+// help, and nothing of our insides at 5xx.
+
+import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
+import { ERROR_STATUS, type ErrorCode, GatewayError } from '../src/vocabulary/errors.ts'
+
+export interface Problem {
+  type: string
+  title: string
+  status: number
+  code: ErrorCode
+  detail: string
+}
+
+const TITLES: Partial<Record<ErrorCode, string>> = {
+  invalid_request: 'The request cannot be used',
+  payload_too_large: 'The body is too large',
+  unsupported_media_type: 'The content type is not supported',
+  not_found: 'Not found',
+  idempotency_conflict: 'The idempotency key was used before',
+  mailbox_full: 'Too many messages wait in this conversation',
+  notes_full: 'Too many notes wait in this conversation',
+  store_unavailable: 'The store does not answer',
+  store_full: 'The store is full',
+  shutting_down: 'This process is stopping',
+  internal_error: 'A fault in the gateway',
+}
+
+export function toProblem(code: ErrorCode, detail: string): Problem {
+  return {
+    type: `urn:turnpike:problem:${code}`,
+    title: TITLES[code] ?? code.replaceAll('_', ' '),
+    status: ERROR_STATUS[code],
+    code,
+    detail,
+  }
+}
+
+/** Any error → the refusal that the client sees. Pure; the second value says that it is a fault of ours. */
+export function toGatewayError(error: unknown): { refusal: GatewayError; isBug: boolean } {
+  if (error instanceof GatewayError) return { refusal: error, isBug: false }
+  const { code, statusCode, validation, message } = error as Partial<FastifyError>
+  const refuse = (as: ErrorCode, detail: string): { refusal: GatewayError; isBug: boolean } => ({
+    refusal: new GatewayError(as, detail),
+    isBug: false,
+  })
+  if (validation) return refuse('invalid_request', toDetail(error as FastifyError))
+  if (code === 'FST_ERR_CTP_BODY_TOO_LARGE')
+    return refuse('payload_too_large', 'Send less, or refer to files by URL.')
+  if (code === 'FST_ERR_CTP_INVALID_MEDIA_TYPE')
+    return refuse('unsupported_media_type', 'Send application/json.')
+  if (statusCode !== undefined && statusCode >= 400 && statusCode < 500)
+    return refuse('invalid_request', message ?? 'The request cannot be used.')
+  return {
+    refusal: new GatewayError('internal_error', 'The fault was logged. Try again.', { cause: error }),
+    isBug: true,
+  }
+}
+
+export function sendProblem(reply: FastifyReply, refusal: GatewayError): FastifyReply {
+  if (refusal.retryAfterMs !== undefined) reply.header('retry-after', Math.ceil(refusal.retryAfterMs / 1000))
+  return reply
+    .code(refusal.status)
+    .type('application/problem+json')
+    .send(JSON.stringify(toProblem(refusal.code, refusal.message)))
+}
+
+export function createErrorHandler(onBug: (error: unknown, request: FastifyRequest) => void) {
+  return (error: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply => {
+    const { refusal, isBug } = toGatewayError(error)
+    if (isBug) onBug(error, request)
+    return sendProblem(reply, refusal)
+  }
+}
+
+/** `body/notes/0/text a note must not be blank; …`: where and what, never the value. */
+function toDetail(error: FastifyError): string {
+  const where = error.validationContext ?? 'request'
+  const lines = (error.validation ?? []).map(
+    (issue) => `${where}${issue.instancePath ?? ''}: ${issue.message ?? 'cannot be used'}`,
+  )
+  return lines.slice(0, 5).join('; ').slice(0, 1000)
+}

@@ -1,0 +1,43 @@
+// A conversation's event stream over SSE. It may be opened before the first message: the client names the
+// conversation, so there is nothing to look up.
+
+import type { FastifyRequest } from 'fastify'
+import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
+import { z } from 'zod'
+import type { Turnpike } from '../src/compose.ts'
+import { type Cursor, parseCursor } from '../src/gateway/snapshot.ts'
+import { authorityOf } from './auth.ts'
+import { conversationIdSchema } from './schemas.ts'
+import { sendEvents } from './sse.ts'
+
+/** A cursor is never refused: one that cannot be used gets `stream.reset` with a snapshot. */
+export const cursorSchema = {
+  querystring: z.object({ after: z.union([z.string(), z.array(z.string())]).optional() }),
+}
+
+/** `Last-Event-ID` is newer than `?after=`: a browser that reconnects keeps the URL and sends the header. */
+export function cursorOf(request: FastifyRequest): Cursor {
+  const header = request.headers['last-event-id']
+  if (header !== undefined && header !== '') return parseCursor(String(header))
+  const { after } = request.query as { after?: string | string[] }
+  return parseCursor(after === undefined ? undefined : String(after))
+}
+
+export const eventRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }> = async (
+  app,
+  { gateway },
+) => {
+  app.get(
+    '/v1/conversations/:id/events',
+    { schema: { params: z.object({ id: conversationIdSchema }), ...cursorSchema } },
+    async (request, reply) => {
+      const { id } = request.params
+      const follower = await gateway.follow({
+        of: gateway.keys.conversation(authorityOf().tenant, id),
+        conversation: id,
+        cursor: cursorOf(request),
+      })
+      return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
+    },
+  )
+}

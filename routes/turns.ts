@@ -1,0 +1,71 @@
+// Turns: read one, follow its events, cancel it.
+
+import type { FastifyReply } from 'fastify'
+import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
+import { z } from 'zod'
+import type { Turnpike } from '../src/compose.ts'
+import { type TurnRecord, toTurn } from '../src/store/turns.ts'
+import { GatewayError } from '../src/vocabulary/errors.ts'
+import { TURN_STATUSES, type Turn } from '../src/vocabulary/turn.ts'
+import { authorityOf } from './auth.ts'
+import { cursorOf, cursorSchema } from './events.ts'
+import { turnSchema } from './schemas.ts'
+import { sendEvents } from './sse.ts'
+
+const params = z.object({ id: z.string().min(1).max(128) })
+
+export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }> = async (
+  app,
+  { gateway },
+) => {
+  const find = async (id: string): Promise<TurnRecord> => {
+    const record = await gateway.conversations.turn(id)
+    if (record?.authority && record.authority.tenant !== authorityOf().tenant) throw noTurn()
+    if (!record) throw noTurn()
+    return record
+  }
+
+  app.get('/v1/turns/:id', { schema: { params, response: { 200: turnSchema } } }, async (request) =>
+    present(await find(request.params.id), gateway),
+  )
+
+  app.get('/v1/turns/:id/events', { schema: { params, ...cursorSchema } }, async (request, reply) => {
+    const turn = await find(request.params.id)
+    const follower = await gateway.follow({
+      of: gateway.keys.fromCid(turn.cid),
+      conversation: turn.conversation,
+      cursor: cursorOf(request),
+      turn,
+    })
+    return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
+  })
+
+  app.post(
+    '/v1/turns/:id/cancel',
+    { schema: { params, response: { 202: z.object({ turn: z.string(), status: z.enum(TURN_STATUSES) }) } } },
+    async (request, reply) => {
+      const turn = await find(request.params.id)
+      const status = await gateway.cancel(turn)
+      return reply.code(202).send({ turn: turn.id, status })
+    },
+  )
+}
+
+function noTurn(): GatewayError {
+  return new GatewayError('not_found', 'No such turn: it never was, or its retention is over.')
+}
+
+/** The turn for clients; a running one shows the conversation's phase. */
+export async function present(record: TurnRecord, gateway: Turnpike['gateway']): Promise<Turn> {
+  if (record.status !== 'running') return toTurn(record)
+  const found = await gateway.conversations.get(gateway.keys.fromCid(record.cid))
+  return toTurn(record, found?.conversation.phase)
+}
+
+/** Aborts when the client goes away before the answer. The request's own `close` fires once its body is read. */
+export function closedSignal(reply: FastifyReply): AbortSignal {
+  const closed = new AbortController()
+  reply.raw.once('close', () => closed.abort())
+  if (reply.raw.destroyed) closed.abort()
+  return closed.signal
+}

@@ -1,0 +1,215 @@
+// Builds everything in dependency order from a checked configuration, and takes it down again. No doors here: main.ts
+// opens them over what this returns. Tests compose the same parts in one process or in several.
+
+import { monitorEventLoopDelay } from 'node:perf_hooks'
+import type { Agent } from './agent/define-agent.ts'
+import type { Config } from './config.ts'
+import { accept } from './gateway/accept.ts'
+import { cancelTurn, createRunningTurns } from './gateway/control.ts'
+import { coalesceWindowMs } from './gateway/deltas.ts'
+import { drainMailbox } from './gateway/mailbox.ts'
+import { addNote, type NewNote } from './gateway/notes.ts'
+import { createHub, type FollowOptions } from './gateway/stream.ts'
+import { untilEnded } from './gateway/wait.ts'
+import { type Logger, toLoggable } from './observability/log.ts'
+import { createMetrics } from './observability/metrics.ts'
+import { createProviders } from './providers/registry.ts'
+import { listenForCancels } from './store/control-channel.ts'
+import { createConversations } from './store/conversations.ts'
+import { createEventLog } from './store/event-log.ts'
+import { createHistory } from './store/history.ts'
+import { createKeys, type Keys } from './store/keys.ts'
+import { openStore, warnAboutDurability } from './store/open.ts'
+import { createTurnScheduler } from './store/queues.ts'
+import { closeRedis, connectRedis, type RedisTarget, untilReady } from './store/redis.ts'
+import { createSweep } from './store/sweep.ts'
+import type { Inbound } from './vocabulary/turn.ts'
+
+export interface ComposeOptions {
+  config: Config
+  target: RedisTarget
+  log: Logger
+  /** Called between the steps of accepts and turns; tests put failpoints there. */
+  onStep?: (name: string) => void | Promise<void>
+  nowMs?: () => number
+}
+
+export type Turnpike = Awaited<ReturnType<typeof compose>>
+
+const READY_TIMEOUT_MS = 10_000
+
+/**
+ * Connects to the store and builds gateway and worker over it. Rejects when the store cannot be used, with what to
+ * do; the caller calls `close` after its doors are closed.
+ */
+export async function compose(options: ComposeOptions) {
+  const { config, target, log } = options
+  const nowMs = options.nowMs ?? Date.now
+  const onStep = options.onStep ?? (() => undefined)
+  const metrics = createMetrics()
+  const keys: Keys = createKeys(config.keyPrefix, config.queue.shards)
+
+  const storeTrouble = createStoreTrouble(log, () => metrics.storeErrors.inc())
+  const producer = connectRedis(target, 'producer', storeTrouble)
+  const subscriber = connectRedis(target, 'subscriber', storeTrouble)
+  const worker = connectRedis(target, 'worker', storeTrouble)
+  const closing = async (): Promise<void> => {
+    await Promise.all([producer, subscriber, worker].map(closeRedis))
+  }
+  try {
+    await untilReady(producer, READY_TIMEOUT_MS)
+    await openStore(producer, keys)
+  } catch (error) {
+    await closing()
+    throw error
+  }
+  await warnAboutDurability(producer, (message) => log.warn(message))
+
+  const { mailboxLimit, maxQueueMs } = config.queue
+  const storeOptions = {
+    keys,
+    retention: config.retention,
+    mailboxLimit,
+    maxQueueMs,
+    notesLimit: config.limits.notes,
+  }
+  const conversations = createConversations({ ...storeOptions, redis: producer })
+  const scheduler = createTurnScheduler(keys, producer, storeTrouble)
+  const hub = createHub({
+    log: createEventLog(producer, subscriber),
+    conversations,
+    keepAliveMs: config.stream.keepAliveMs,
+    onFollowers: (count) => metrics.followers.set(count),
+    onCut: () => metrics.cuts.inc(),
+    nowMs,
+  })
+
+  const gateway = {
+    config,
+    keys,
+    metrics,
+    conversations,
+    accept: (inbound: Inbound) =>
+      accept(inbound, {
+        conversations,
+        keys,
+        scheduler,
+        mailboxLimit,
+        onAccept: (result, durationMs) => {
+          metrics.accepts.inc({ result })
+          metrics.acceptSeconds.observe(durationMs / 1000)
+        },
+        onWakeFailed: (error) => log.debug(toLoggable(error), 'a wake-up failed; the sweep makes it good'),
+        onStep,
+      }),
+    addNote: (
+      of: { tenant: string; conversation: string; agent: string },
+      note: NewNote,
+      key: string | undefined,
+    ) => addNote(of, note, key, { conversations, keys, notesLimit: config.limits.notes, nowMs }),
+    cancel: (turn: Parameters<typeof cancelTurn>[0]) => cancelTurn(turn, conversations),
+    follow: (following: FollowOptions) => hub.follow(following),
+    untilEnded: (turn: string, timeoutMs: number, signal: AbortSignal) =>
+      untilEnded(turn, timeoutMs, signal, { hub, conversations, keys }),
+    /** True when the store answers now. */
+    ping: async () => (await producer.ping()) === 'PONG',
+    closeStreams: () => hub.close(),
+  }
+
+  const stopping = new AbortController()
+  const handOver = new AbortController()
+  const running = createRunningTurns()
+  const delay = monitorEventLoopDelay({ resolution: 10 })
+  const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
+  const firstSights = new Map<string, number>()
+  const providers = createProviders({ ...config.models, openai: config.openai })
+
+  const turns = {
+    config,
+    keys,
+    metrics,
+    redis: worker,
+    scheduler: workerScheduler,
+    /** Must run before the first drain: numbers the agents' versions and hears cancels. */
+    async prepare(): Promise<void> {
+      delay.enable()
+      for (const shard of keys.shards)
+        for (const agent of config.agents.values())
+          firstSights.set(sightKey(shard.index, agent), await conversations.firstSight(shard, agent))
+      await listenForCancels(subscriber, keys, (turn) => running.cancel(turn))
+    },
+    drain: (cid: string) =>
+      drainMailbox(cid, {
+        keys,
+        scheduler: workerScheduler,
+        lease: { redis: worker, leaseMs: config.queue.lockDurationMs, retention: config.retention, onStep },
+        running,
+        quantum: config.queue.quantum,
+        stopping: stopping.signal,
+        handOver: handOver.signal,
+        history,
+        agents: config.agents,
+        provider: providers.get,
+        revision: config.revision,
+        firstSight: (shard, agent) => firstSights.get(sightKey(shard, agent)) ?? 0,
+        takeOverLimit: config.queue.takeOvers,
+        windowMs: () => coalesceWindowMs({ runningTurns: running.count(), lagMs: lagOf(delay) }),
+        onStep,
+        onFirstToken: (sinceStartMs) => metrics.firstTokenSeconds.observe(sinceStartMs / 1000),
+        onTurnEnd: (end) => {
+          metrics.turns.inc({ status: end.type === 'ended' ? end.status : end.type })
+          metrics.runningTurns.set(running.count())
+        },
+        onTakeOver: () => metrics.takeOvers.inc(),
+        onBug: (error, where) => log.error({ ...toLoggable(error), ...where }, 'a turn met a fault of ours'),
+        nowMs,
+      }),
+    sweep: createSweep({
+      redis: worker,
+      keys,
+      conversations: createConversations({ ...storeOptions, redis: worker }),
+    }),
+    onTrouble: storeTrouble,
+    /** No turn is started after this. */
+    stop: () => stopping.abort(),
+    /** Turns that still run give up where they are and are handed over. */
+    handOver: () => handOver.abort(),
+    runningCount: () => running.count(),
+  }
+  const history = createHistory(worker, config.cache.historyBytes)
+
+  return {
+    config,
+    log,
+    gateway,
+    turns,
+    async close(): Promise<void> {
+      stopping.abort()
+      handOver.abort()
+      delay.disable()
+      hub.close()
+      await Promise.all([scheduler.close(), workerScheduler.close()])
+      await closing()
+    },
+  }
+}
+
+function sightKey(shard: number, agent: Agent): string {
+  return `${shard} ${agent.name} ${agent.digest}`
+}
+
+/** Lag of the event loop beyond the monitor's own resolution, over the time since it was last asked. */
+function lagOf(delay: ReturnType<typeof monitorEventLoopDelay>): number {
+  return Math.max(0, delay.percentile(90) / 1e6 - 10)
+}
+
+/** One line when the store goes away, not one for each command; every error is counted. */
+function createStoreTrouble(log: Logger, onError: () => void): (error: Error) => void {
+  let toldAt = 0
+  return (error) => {
+    onError()
+    if (Date.now() - toldAt < 5000) return
+    toldAt = Date.now()
+    log.warn(toLoggable(error), 'the store is away; what needs it waits or is refused')
+  }
+}

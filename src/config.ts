@@ -1,0 +1,276 @@
+// Configuration, checked and frozen once at start-up: the environment and `turnpike.config.ts` in, one value out.
+// Nobody else reads the environment. A mistake is a ConfigError that names the key and what to do.
+
+import { createHash } from 'node:crypto'
+import { existsSync, readFileSync } from 'node:fs'
+import { dirname, resolve } from 'node:path'
+import { pathToFileURL } from 'node:url'
+import { z } from 'zod'
+import type { Agent, AgentDefinition } from './agent/define-agent.ts'
+import { parseRoute } from './providers/provider.ts'
+
+export class ConfigError extends Error {
+  constructor(message: string) {
+    super(message)
+    this.name = 'ConfigError'
+  }
+}
+
+const ms = z.number().int().positive().max(2_147_483_647)
+const count = z.number().int().positive()
+
+const agentSchema = z.strictObject({
+  model: z.string().trim().min(1).optional(),
+  system: z.union([z.string(), z.strictObject({ type: z.literal('file'), path: z.string().min(1) })]),
+  request: z
+    .strictObject({ maxTokens: count.optional(), temperature: z.number().min(0).max(2).optional() })
+    .default({}),
+})
+
+const configSchema = z.strictObject({
+  agents: z.record(z.string().regex(/^[a-z][a-z0-9_-]{0,63}$/, 'names are a-z, 0-9, _ and -'), agentSchema),
+  defaultAgent: z.string().optional(),
+  /** Raise it to make every conversation take the configuration of now; see docs on generations. */
+  revision: z.number().int().nonnegative().optional(),
+  queue: z
+    .strictObject({
+      shards: count.max(1024).default(1),
+      lockDurationMs: ms.default(10_000),
+      stalledIntervalMs: ms.default(5_000),
+      concurrency: count.max(10_000).default(50),
+      quantum: z
+        .strictObject({ turns: count.default(20), seconds: count.default(30) })
+        .default({ turns: 20, seconds: 30 }),
+      mailboxLimit: count.max(100_000).default(100),
+      maxQueueMs: ms.default(3_600_000),
+      sweepIntervalMs: ms.default(500),
+      takeOvers: z.number().int().nonnegative().default(2),
+    })
+    .prefault({}),
+  stream: z
+    .strictObject({ keepAliveMs: ms.default(15_000), bufferBytes: count.default(262_144) })
+    .prefault({}),
+  retention: z
+    .strictObject({
+      eventsCount: count.default(10_000),
+      eventsMs: ms.default(604_800_000),
+      turnsMs: ms.default(2_147_483_647),
+      dedupeMs: ms.default(172_800_000),
+    })
+    .prefault({}),
+  limits: z
+    .strictObject({
+      bodyBytes: count.default(1_048_576),
+      depth: count.default(32),
+      notes: count.default(100),
+    })
+    .prefault({}),
+  models: z
+    .strictObject({ firstEventTimeoutMs: ms.default(30_000), idleTimeoutMs: ms.default(120_000) })
+    .prefault({}),
+  cache: z.strictObject({ historyBytes: count.default(268_435_456) }).prefault({}),
+  shutdown: z.strictObject({ graceMs: ms.default(20_000), killAfterMs: ms.default(30_000) }).prefault({}),
+})
+
+/** What `turnpike.config.ts` exports; everything but `agents` may be left out. */
+export type TurnpikeConfig = Omit<z.input<typeof configSchema>, 'agents'> & {
+  agents: Record<string, AgentDefinition>
+}
+
+export function defineConfig(config: TurnpikeConfig): TurnpikeConfig {
+  return config
+}
+
+const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
+
+const envSchema = z.object({
+  PORT: z
+    .string()
+    .regex(/^\d{1,5}$/, 'a port is a number from 0 to 65535')
+    .transform(Number)
+    .refine((port) => port <= 65_535, 'a port is a number from 0 to 65535')
+    .default(8080),
+  HOST: z
+    .string()
+    .refine(
+      (host) => LOOPBACK.has(host),
+      'without API keys Turnpike listens on this machine only: use 127.0.0.1, ::1 or localhost',
+    )
+    .default('127.0.0.1'),
+  REDIS_URL: z
+    .string()
+    .refine((url) => /^rediss?:\/\/./.test(url), 'expected redis://host:port or rediss://host:port')
+    .optional(),
+  TURNPIKE_CONFIG: z.string().optional(),
+  TURNPIKE_ROLE: z.enum(['all', 'gateway', 'worker']).default('all'),
+  TURNPIKE_DATA_DIR: z.string().default('.turnpike'),
+  TURNPIKE_CONFIG_REVISION: z
+    .string()
+    .regex(/^\d{1,9}$/, 'a revision is a whole number')
+    .transform(Number)
+    .optional(),
+  TURNPIKE_MODEL: z.string().optional(),
+  TURNPIKE_KEY_PREFIX: z
+    .string()
+    .regex(/^[A-Za-z0-9_-]{1,64}$/, 'a key prefix is letters, digits, _ and -')
+    .default('tp'),
+  LOG_LEVEL: z.enum(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent']).default('info'),
+  OPENAI_API_KEY: z.string().optional(),
+  OPENAI_BASE_URL: z.url({ protocol: /^https?$/ }).optional(),
+})
+
+export type Config = Readonly<
+  Omit<z.output<typeof configSchema>, 'agents' | 'defaultAgent' | 'revision'> & {
+    agents: ReadonlyMap<string, Agent>
+    defaultAgent: string
+    revision: number
+    role: 'all' | 'gateway' | 'worker'
+    port: number
+    host: string
+    redisUrl: string | undefined
+    dataDir: string
+    keyPrefix: string
+    logLevel: string
+    openai: { apiKey: string | undefined; baseUrl: string | undefined }
+  }
+>
+
+const MINIMAL: TurnpikeConfig = { agents: { main: { system: 'You are a helpful assistant.' } } }
+
+/**
+ * Reads and checks everything. `cwd` is where `turnpike.config.ts` is looked for and what relative paths start from;
+ * `given` stands for that file when Turnpike is started from code.
+ * Rejects with ConfigError.
+ */
+export async function loadConfig(
+  env: Record<string, string | undefined>,
+  cwd: string,
+  given?: TurnpikeConfig,
+): Promise<Config> {
+  const set = Object.fromEntries(Object.entries(env).filter(([, value]) => value !== undefined))
+  for (const name of Object.keys(envSchema.shape))
+    if (set[name] !== undefined && set[name].trim() === '')
+      throw new ConfigError(`${name} is set but blank: give it a value or leave it unset`)
+  const environment = check(envSchema, set, 'the environment')
+  const path = resolve(cwd, environment.TURNPIKE_CONFIG ?? 'turnpike.config.ts')
+  if (environment.TURNPIKE_CONFIG !== undefined && !existsSync(path))
+    throw new ConfigError(`TURNPIKE_CONFIG names ${path}, which does not exist`)
+  if (given) return toConfig(given, environment, path, cwd)
+  return toConfig(existsSync(path) ? await importConfig(path) : MINIMAL, environment, path, cwd)
+}
+
+function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: string, cwd: string): Config {
+  const checked = check(configSchema, raw, path)
+  const { role, redisUrl } = { role: environment.TURNPIKE_ROLE, redisUrl: environment.REDIS_URL }
+  if (role !== 'all' && redisUrl === undefined)
+    throw new ConfigError(
+      `TURNPIKE_ROLE=${role} needs REDIS_URL: processes of different roles meet in one Redis`,
+    )
+  const names = Object.keys(checked.agents)
+  const [only] = names
+  if (only === undefined) throw new ConfigError(`${path}: agents: define at least one agent`)
+  const defaultAgent = checked.defaultAgent ?? (names.length === 1 ? only : undefined)
+  if (defaultAgent === undefined || !names.includes(defaultAgent))
+    throw new ConfigError(`${path}: defaultAgent: must be one of ${names.join(', ')}`)
+  const { graceMs, killAfterMs } = checked.shutdown
+  if (graceMs >= killAfterMs)
+    throw new ConfigError(
+      `${path}: shutdown.graceMs (${graceMs}) must be below shutdown.killAfterMs (${killAfterMs})`,
+    )
+  const agents = new Map(
+    names.map((name) => [name, toAgent(name, checked.agents[name], environment, path)] as const),
+  )
+  const { agents: _agents, defaultAgent: _default, revision, ...rest } = checked
+  return Object.freeze({
+    ...rest,
+    agents,
+    defaultAgent,
+    revision: environment.TURNPIKE_CONFIG_REVISION ?? revision ?? 0,
+    role,
+    redisUrl,
+    port: environment.PORT,
+    host: environment.HOST,
+    dataDir: resolve(cwd, environment.TURNPIKE_DATA_DIR),
+    keyPrefix: environment.TURNPIKE_KEY_PREFIX,
+    logLevel: environment.LOG_LEVEL,
+    openai: { apiKey: environment.OPENAI_API_KEY, baseUrl: environment.OPENAI_BASE_URL },
+  })
+}
+
+const PROVIDERS = ['demo', 'openai-chat']
+
+function toAgent(
+  name: string,
+  definition: z.output<typeof agentSchema> | undefined,
+  env: z.output<typeof envSchema>,
+  path: string,
+): Agent {
+  if (!definition) throw new ConfigError(`${path}: agents.${name}: missing`)
+  const at = `${path}: agents.${name}`
+  const fallback = env.OPENAI_API_KEY === undefined ? 'demo:' : 'openai-chat:gpt-5-mini'
+  const route = definition.model ?? env.TURNPIKE_MODEL ?? fallback
+  const { provider, model } = routeOf(
+    route,
+    definition.model === undefined ? 'TURNPIKE_MODEL' : `${at}.model`,
+  )
+  if (provider === 'openai-chat' && env.OPENAI_API_KEY === undefined && env.OPENAI_BASE_URL === undefined)
+    throw new ConfigError(
+      `${at}.model: "${route}" needs OPENAI_API_KEY (or OPENAI_BASE_URL of a server without keys)`,
+    )
+  const system =
+    typeof definition.system === 'string' ? definition.system : readText(definition.system.path, path, at)
+  const request = Object.fromEntries(
+    Object.entries(definition.request).filter(([, value]) => value !== undefined),
+  )
+  const digest = createHash('sha256')
+    .update(JSON.stringify([name, route, system]))
+    .digest('base64url')
+  return { name, route, provider, model, system: system.toWellFormed(), request, digest }
+}
+
+function routeOf(route: string, at: string): { provider: string; model: string } {
+  let parsed: { provider: string; model: string }
+  try {
+    parsed = parseRoute(route)
+  } catch (error) {
+    throw new ConfigError(`${at}: ${error instanceof Error ? error.message : route}`)
+  }
+  if (!PROVIDERS.includes(parsed.provider))
+    throw new ConfigError(`${at}: unknown provider "${parsed.provider}"; known are ${PROVIDERS.join(', ')}`)
+  if (parsed.provider !== 'demo' && parsed.model === '')
+    throw new ConfigError(`${at}: "${route}" names no model`)
+  return parsed
+}
+
+function readText(relative: string, configPath: string, at: string): string {
+  const path = resolve(dirname(configPath), relative)
+  try {
+    return readFileSync(path, 'utf8')
+  } catch {
+    throw new ConfigError(`${at}.system: cannot read ${path}`)
+  }
+}
+
+async function importConfig(path: string): Promise<unknown> {
+  let module: { default?: unknown }
+  try {
+    module = (await import(pathToFileURL(path).href)) as { default?: unknown }
+  } catch (error) {
+    throw new ConfigError(
+      `${path} cannot be loaded: ${error instanceof Error ? error.message : String(error)}`,
+    )
+  }
+  if (module.default === undefined)
+    throw new ConfigError(`${path} has no default export: export default defineConfig({…})`)
+  return module.default
+}
+
+function check<S extends z.ZodType>(schema: S, value: unknown, where: string): z.output<S> {
+  const result = schema.safeParse(value)
+  if (result.success) return result.data
+  const lines = result.error.issues.map((issue) => {
+    const key = [...issue.path.map(String), ...('keys' in issue ? [issue.keys.join(', ')] : [])].join('.')
+    return `  ${key || '(the whole)'}: ${issue.message}`
+  })
+  throw new ConfigError(`The configuration in ${where} cannot be used:\n${lines.join('\n')}`)
+}

@@ -1,0 +1,79 @@
+// Accept a message: one round trip to the store makes it exactly one queued turn. Called by every door that takes
+// messages in; no platform's API is called on this path.
+
+import { createHash } from 'node:crypto'
+import type { AcceptReply, Conversations } from '../store/conversations.ts'
+import type { Keys } from '../store/keys.ts'
+import type { TurnScheduler } from '../store/queues.ts'
+import { GatewayError } from '../vocabulary/errors.ts'
+import type { Accepted, Inbound } from '../vocabulary/turn.ts'
+
+export interface AcceptOptions {
+  conversations: Conversations
+  keys: Keys
+  scheduler: TurnScheduler
+  mailboxLimit: number
+  onAccept: (reply: AcceptReply['type'], durationMs: number) => void
+  onWakeFailed: (error: unknown) => void
+  /** Called between steps; tests put failpoints there. */
+  onStep: (name: string) => void | Promise<void>
+}
+
+/**
+ * Stores the message and wakes a worker. Resolves once it is stored: it will be answered, whatever happens then.
+ * Rejects with `idempotency_conflict`, `mailbox_full`, `store_full`, or `store_unavailable` (which may have been
+ * carried out: a repeat with the same alias finds its turn).
+ */
+export async function accept(inbound: Inbound, options: AcceptOptions): Promise<Accepted> {
+  const { keys, conversations, scheduler } = options
+  const begun = performance.now()
+  const of = keys.conversation(inbound.tenant, inbound.conversation)
+  const turn = keys.newTurnId(of)
+  await options.onStep('accept.begin')
+  const stored = conversations.accept(of, {
+    ...inbound,
+    turn,
+    input: inbound.content,
+    channel: inbound.replyAddress.channel,
+    aliases: inbound.aliases.map((alias) => keys.dedupe(of.shard, of.cid, alias)),
+    digest: digestOf(inbound),
+  })
+  // In the same tick on the same connection: the mailbox is written before the wake-up, in one round trip.
+  const woken = scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
+  const reply = await stored
+  options.onAccept(reply.type, performance.now() - begun)
+  await options.onStep('accept.stored')
+  void woken
+  switch (reply.type) {
+    case 'accepted':
+    case 'duplicate':
+      return {
+        turn: reply.turn,
+        conversation: inbound.conversation,
+        status: reply.status,
+        position: reply.position,
+        duplicate: reply.type === 'duplicate',
+        queuedSeq: reply.queuedSeq,
+      }
+    case 'conflict':
+      throw new GatewayError(
+        'idempotency_conflict',
+        `This Idempotency-Key was used for another message of this conversation (turn ${reply.turn}). Use a new key for a new message.`,
+      )
+    case 'full':
+      throw new GatewayError(
+        'mailbox_full',
+        `${options.mailboxLimit} messages of this conversation wait already; nothing was stored. Try again later.`,
+        { retryAfterMs: 5000 },
+      )
+  }
+}
+
+/** What makes two messages under one key the same: all that the client sent, nothing that time or transport adds. */
+function digestOf(inbound: Inbound): string {
+  const notes = inbound.notes.map(({ key, text, source }) => ({ key, text, source }))
+  const { content, sender, agent, mode, metadata } = inbound
+  return createHash('sha256')
+    .update(JSON.stringify([content, sender, agent, mode, metadata, notes]))
+    .digest('base64url')
+}

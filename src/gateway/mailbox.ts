@@ -1,0 +1,92 @@
+// Drain a conversation's mailbox: claim it, run its turns in order under one lease, hand it on after a quantum.
+// Called by workers/turn-worker.ts for each wake-up. It never throws for a bad turn: the turn fails, the rest go on.
+
+import { randomUUID } from 'node:crypto'
+import type { Keys } from '../store/keys.ts'
+import { claim, type Lease, LeaseLost, type LeaseOptions, type StartedTurn } from '../store/lease.ts'
+import type { TurnScheduler } from '../store/queues.ts'
+import { GatewayError } from '../vocabulary/errors.ts'
+import type { RunningTurns } from './control.ts'
+import { type RunTurnOptions, runTurn, type TurnEnd } from './run-turn.ts'
+
+export interface DrainOptions extends RunTurnOptions {
+  keys: Keys
+  scheduler: TurnScheduler
+  lease: LeaseOptions
+  running: RunningTurns
+  quantum: { turns: number; seconds: number }
+  /** Aborts when this process stops: no next turn is started. */
+  stopping: AbortSignal
+  /** Aborts when turns still running are to be handed over as they stand. */
+  handOver: AbortSignal
+  onTurnEnd: (end: TurnEnd) => void
+  onTakeOver: () => void
+  /** Something in our own code threw; ids only. */
+  onBug: (error: unknown, where: { cid: string; turn?: string }) => void
+}
+
+export async function drainMailbox(cid: string, options: DrainOptions): Promise<void> {
+  if (options.stopping.aborted) return
+  const of = options.keys.fromCid(cid)
+  const reply = await claim(of, randomUUID(), options.lease, options.stopping)
+  if (reply.type !== 'claimed') return
+  const { lease } = reply
+  const beganAt = options.nowMs()
+  let turns = 0
+  const wantNext = (): boolean =>
+    !options.stopping.aborted &&
+    turns + 1 < options.quantum.turns &&
+    options.nowMs() - beganAt < options.quantum.seconds * 1000
+  try {
+    for (let started: StartedTurn | undefined = reply.started; started; turns++) {
+      if (started.takeOvers > 0) options.onTakeOver()
+      const end = await runOne(lease, started, wantNext, options)
+      options.onTurnEnd(end)
+      if (end.type === 'handed_over') return
+      if (end.reply.type !== 'committed') throw new Error('a commit ended neither committed nor lost')
+      started = end.reply.next
+      // The quantum is over: others first. The sweep would find the rest too, a little later.
+      if (!started && end.reply.left > 0) await options.scheduler.wake(of.shard, cid)
+    }
+  } catch (error) {
+    if (!(error instanceof LeaseLost)) options.onBug(error, { cid })
+  } finally {
+    lease.close()
+  }
+}
+
+/** One turn with its ways to be stopped; a bug in it becomes a failed turn. */
+async function runOne(
+  lease: Lease,
+  started: StartedTurn,
+  wantNext: () => boolean,
+  options: DrainOptions,
+): Promise<TurnEnd> {
+  const cancel = new AbortController()
+  const forget = options.running.add(started.turn, () => cancel.abort())
+  lease.onCancel(() => cancel.abort())
+  try {
+    return await runTurn(lease, started, { cancel, handOver: options.handOver }, wantNext, options)
+  } catch (error) {
+    if (error instanceof LeaseLost || lease.signal.aborted) throw error
+    if (!(error instanceof GatewayError)) options.onBug(error, { cid: lease.of.cid, turn: started.turn })
+    const told =
+      error instanceof GatewayError
+        ? { code: error.code, message: error.message }
+        : { code: 'internal_error', message: 'The turn could not be run because of a fault in the gateway.' }
+    const commit = { items: [], generation: started.generation, wantNext: wantNext() }
+    const fields = { error: JSON.stringify(told) }
+    const reply = await lease.commit(started.turn, {
+      ...commit,
+      status: 'failed',
+      data: { error: told },
+      fields,
+    })
+    if (reply.type === 'committed') return { type: 'ended', status: 'failed', reply }
+    const last = await lease.commit(started.turn, { ...commit, status: 'cancelled', data: {}, fields: {} })
+    return { type: 'ended', status: 'cancelled', reply: last }
+  } finally {
+    lease.onCancel(undefined)
+    forget()
+  }
+}

@@ -1,0 +1,205 @@
+// Run one turn under a lease: load, build its context, bind, call the model, commit. Called by gateway/mailbox.ts.
+// Whatever happens the turn ends in one commit, or the lease is lost or handed over and a successor goes on from
+// what is stored. The agent loop, compaction and areas have their places between bind and commit.
+
+import type { Agent } from '../agent/define-agent.ts'
+import type { Provider } from '../providers/provider.ts'
+import type { Chain, History, LoadedTurn } from '../store/history.ts'
+import type { Commit, CommitReply, Lease, StartedTurn } from '../store/lease.ts'
+import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
+import type { Item } from '../vocabulary/item.ts'
+import type { Reply, TurnError } from '../vocabulary/turn.ts'
+import { assistantItem, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
+import { foldTexts } from './snapshot.ts'
+
+export interface RunTurnOptions {
+  history: History
+  agents: ReadonlyMap<string, Agent>
+  provider: (name: string) => Promise<Provider>
+  revision: number
+  /** Ordinal in which a shard saw an agent's digest first. */
+  firstSight: (shardIndex: number, agent: Agent) => number
+  takeOverLimit: number
+  windowMs: () => number
+  onStep: (name: string) => void | Promise<void>
+  onFirstToken: (sinceStartMs: number) => void
+  nowMs: () => number
+}
+
+export type TurnEnd =
+  | { type: 'ended'; status: Commit['status']; reply: CommitReply }
+  | { type: 'handed_over' }
+
+/** `cancel` aborts when the turn is to be cancelled, `handOver` when this process stops. */
+export async function runTurn(
+  lease: Lease,
+  started: StartedTurn,
+  control: { cancel: AbortController; handOver: AbortSignal },
+  wantNext: () => boolean,
+  options: RunTurnOptions,
+): Promise<TurnEnd> {
+  const beganAt = options.nowMs()
+  const measured: Record<string, string> = {}
+  const loaded = await options.history.load(lease.of, started.turn, started.generation)
+  if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
+  const { turn } = loaded
+  let context: TurnContext | undefined
+
+  const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>): Promise<TurnEnd> => {
+    const generation = context?.generation ?? started.generation
+    const full: Commit = {
+      ...commit,
+      fields: { ...measured, ...commit.fields },
+      generation,
+      wantNext: wantNext(),
+    }
+    const reply = await lease.commit(turn.id, full)
+    // A cancel came between the model's last byte and here: it wins, since it was promised first.
+    if (reply.type === 'cancelled') return end({ status: 'cancelled', items: [], data: {}, fields: {} })
+    return { type: 'ended', status: commit.status, reply }
+  }
+  const fail = (error: TurnError): Promise<TurnEnd> =>
+    end({ status: 'failed', items: [], data: { error }, fields: { error: JSON.stringify(error) } })
+  const cancelled = (text: string): Promise<TurnEnd> => {
+    const items: Item[] = text === '' || !context ? [] : [partialItem(context, text, options.nowMs())]
+    return end({ status: 'cancelled', items, data: {}, fields: {} })
+  }
+  const complete = ({ text, stopReason, usage }: ModelResult): Promise<TurnEnd> => {
+    const reply: Reply = { text, content: text === '' ? [] : [{ type: 'text', text }] }
+    const fields = { reply: JSON.stringify(reply), usage: JSON.stringify(usage), stopReason }
+    return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields })
+  }
+
+  if (turn.cancelAt !== undefined) {
+    context = turn.bound && contextOf(loaded, options, lease).context
+    return cancelled(await partialText(loaded, lease, options.history))
+  }
+  if (started.takeOvers > options.takeOverLimit)
+    return fail({
+      code: 'take_over_limit',
+      message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
+    })
+  const agent = options.agents.get(turn.agent)
+  if (!agent) return fail({ code: 'agent_unknown', message: `No agent "${turn.agent}" is configured here.` })
+
+  const bound = await bindTurn(loaded, lease, started, options)
+  if (bound === 'cancelled') return cancelled('')
+  context = bound.context
+  measured.contextMs = String(options.nowMs() - beganAt)
+
+  const last = turn.steps.at(-1)
+  if (last?.state === 'done') return complete(last.result as ModelResult)
+
+  const signal = AbortSignal.any([control.cancel.signal, control.handOver, lease.signal])
+  const provider = await options.provider(agent.provider)
+  const outcome: ModelOutcome = await runModelStep({
+    lease,
+    context,
+    agent,
+    provider,
+    signal,
+    attempt: started.attempt,
+    step: last?.n ?? 1,
+    index: 0,
+    chain: chainOf(bound.loaded, context.generation, agent.route),
+    windowMs: options.windowMs,
+    onCancel: () => control.cancel.abort(),
+    onIntended: () => undefined,
+    onStep: options.onStep,
+    nowMs: options.nowMs,
+  })
+  switch (outcome.type) {
+    case 'done':
+      if (outcome.firstTokenAt !== undefined) {
+        measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
+        options.onFirstToken(outcome.firstTokenAt - beganAt)
+      }
+      return complete(outcome.result)
+    case 'failed':
+      return fail(outcome.error)
+    case 'aborted':
+      if (control.handOver.aborted && !control.cancel.signal.aborted) {
+        await lease.release()
+        return { type: 'handed_over' }
+      }
+      return cancelled(outcome.text)
+  }
+}
+
+/** A generation that opens with this turn has no chain yet. */
+function chainOf(loaded: LoadedTurn, generation: number, route: string): Chain | undefined {
+  return loaded.generation?.number === generation ? loaded.generation.chains.get(route) : undefined
+}
+
+/** Composes and binds until the notes that the sidecar tells are the notes that wait. */
+async function bindTurn(
+  loaded: LoadedTurn,
+  lease: Lease,
+  started: StartedTurn,
+  options: RunTurnOptions,
+): Promise<{ context: TurnContext; loaded: LoadedTurn } | 'cancelled'> {
+  for (let current = loaded; ; ) {
+    const { context, effects } = contextOf(current, options, lease)
+    let again = false
+    for (const effect of effects) {
+      await options.onStep('context.built')
+      const reply = await lease.bind(current.turn.id, toBind(effect))
+      if (reply === 'cancelled') return reply
+      again = reply === 'notes_changed'
+    }
+    if (!again) return { context, loaded: current }
+    const fresh = await options.history.load(lease.of, started.turn, started.generation)
+    if (!fresh) throw new Error(`turn ${started.turn} left the store while it ran`)
+    current = fresh
+  }
+}
+
+function contextOf(
+  loaded: LoadedTurn,
+  options: RunTurnOptions,
+  lease: Lease,
+): ReturnType<typeof buildTurnContext> {
+  const agent = options.agents.get(loaded.turn.agent)
+  return buildTurnContext(
+    { lastOrdinal: loaded.n, generation: loaded.generation, items: loaded.items, waitingNotes: loaded.notes },
+    loaded.turn,
+    {
+      name: loaded.turn.agent,
+      system: agent?.system ?? '',
+      revision: options.revision,
+      firstSight: agent ? options.firstSight(lease.of.shard.index, agent) : 0,
+    },
+    options.nowMs(),
+  )
+}
+
+function toBind(effect: BindEffect): Parameters<Lease['bind']>[1] {
+  const { opens, item, sidecar, toldNoteIds, expiredNoteIds } = effect
+  const fields = opens && {
+    agent: opens.agent,
+    revision: String(opens.revision),
+    firstSight: String(opens.firstSight),
+    system: opens.system,
+    tools: '[]',
+    createdAt: String(item.at),
+  }
+  return {
+    generation: item.generation,
+    ...(opens && fields && { opens: { from: opens.from, fields } }),
+    item,
+    sidecar,
+    toldNoteIds,
+    expiredNoteIds,
+  }
+}
+
+/** What an attempt before this one had put into the log when it ended without a word. */
+async function partialText(loaded: LoadedTurn, lease: Lease, history: History): Promise<string> {
+  if (loaded.turn.firstDelta === undefined) return ''
+  const frames = await history.eventsFrom(lease.of, loaded.turn.firstDelta)
+  return foldTexts(frames, loaded.turn.id).join('')
+}
+
+function partialItem(context: TurnContext, text: string, nowMs: number): Item {
+  return { ...assistantItem(context, text, 'cancelled', 1, nowMs), id: `${context.turn}~cancelled` }
+}

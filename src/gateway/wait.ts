@@ -1,0 +1,58 @@
+// Wait for a turn to end, for callers who want the answer in the response. The turn does not depend on them.
+
+import type { Conversations } from '../store/conversations.ts'
+import type { Keys } from '../store/keys.ts'
+import type { TurnRecord } from '../store/turns.ts'
+import { isEnded } from '../vocabulary/turn.ts'
+import type { Hub, Sink } from './stream.ts'
+
+/**
+ * The turn when it has ended, or as it is after `timeoutMs` or when `signal` aborts (the caller went away). A turn
+ * that was merged is followed into the one that answers it. Undefined when the turn is gone.
+ */
+export async function untilEnded(
+  turn: string,
+  timeoutMs: number,
+  signal: AbortSignal,
+  options: { hub: Hub; conversations: Conversations; keys: Keys },
+): Promise<TurnRecord | undefined> {
+  const deadline = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)])
+  for (let id = turn; ; ) {
+    const record = await options.conversations.turn(id)
+    if (!record) return undefined
+    if (!isEnded(record.status)) await untilTerminal(record, deadline, options)
+    const now = isEnded(record.status) ? record : await options.conversations.turn(id)
+    if (now?.status !== 'merged' || now.into === undefined || deadline.aborted) return now
+    id = now.into
+  }
+}
+
+async function untilTerminal(
+  record: TurnRecord,
+  signal: AbortSignal,
+  options: { hub: Hub; keys: Keys },
+): Promise<void> {
+  const follower = await options.hub.follow({
+    of: options.keys.fromCid(record.cid),
+    conversation: record.conversation,
+    cursor: { type: 'start' },
+    turn: record,
+  })
+  await new Promise<void>((resolve) => {
+    const done = (): void => {
+      follower.leave()
+      resolve()
+    }
+    const sink: Sink = {
+      send: () => true,
+      ping: () => undefined,
+      end: done,
+      destroy: done,
+      onDrain: () => undefined,
+      onClose: () => undefined,
+    }
+    if (signal.aborted) return done()
+    signal.addEventListener('abort', done, { once: true })
+    follower.start(sink)
+  })
+}

@@ -1,0 +1,36 @@
+// Logs: JSON lines with ids. Secrets and message text never reach a log; what could hold them is redacted here.
+
+import { type Logger, pino } from 'pino'
+
+export type { Logger }
+
+const REDACTED = ['authorization', 'cookie', 'apiKey', 'text', 'content', 'input', 'system', 'delta', 'reply']
+
+export function createLog(level: string): Logger {
+  return pino({
+    level,
+    base: null,
+    timestamp: pino.stdTimeFunctions.isoTime,
+    redact: {
+      paths: [
+        ...REDACTED,
+        ...REDACTED.map((name) => `*.${name}`),
+        'req.headers.authorization',
+        'req.headers.cookie',
+      ],
+      censor: '[redacted]',
+    },
+  })
+}
+
+/** An error as it may be logged: class, code and message of our own and of Redis; never a body or a prompt. */
+export function toLoggable(error: unknown): Record<string, unknown> {
+  if (!(error instanceof Error)) return { error: typeof error }
+  const code = 'code' in error ? { code: String(error.code) } : {}
+  return {
+    error: error.name,
+    message: error.message.slice(0, 300),
+    ...code,
+    stack: error.stack?.split('\n').slice(1, 6),
+  }
+}

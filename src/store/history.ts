@@ -1,0 +1,159 @@
+// A conversation's state as its turn needs it: the turn, its waiting notes, its generation and the items of history.
+// A worker keeps parsed histories in a bounded cache and reads only what was added since; the cache holds nothing
+// that cannot be read again.
+
+import type { Redis } from 'ioredis'
+import { LRUCache } from 'lru-cache'
+import type { Frame } from '../vocabulary/event.ts'
+import type { Item } from '../vocabulary/item.ts'
+import type { Note } from '../vocabulary/message.ts'
+import { toFrame } from './event-log.ts'
+import { type ConversationKey, turnKey } from './keys.ts'
+import { type TurnRecord, toTurnRecord } from './turns.ts'
+
+/** How far one route's requests have carried a generation: items, their segments, and the chain's head over them. */
+export interface Chain {
+  sent: number
+  segments: number
+  head: string
+}
+
+/** A stretch of history with one system prompt. */
+export interface Generation {
+  number: number
+  agent: string
+  revision: number
+  firstSight: number
+  system: string
+  /** By route. */
+  chains: ReadonlyMap<string, Chain>
+}
+
+export interface LoadedTurn {
+  turn: TurnRecord
+  /** Ordinal of the conversation's last item; the next is one more. */
+  n: number
+  /** Notes that wait for a turn, in order, expired ones included. */
+  notes: Note[]
+  /** Undefined before the first turn. */
+  generation: Generation | undefined
+  /** All items of the generation, deep-frozen. */
+  items: readonly Item[]
+}
+
+export type History = ReturnType<typeof createHistory>
+
+interface Held {
+  incarnation: string
+  generation: number
+  edits: string
+  items: readonly Item[]
+  sizeBytes: number
+}
+
+/** `maxBytes` bounds the stored size of what is kept parsed. */
+export function createHistory(redis: Redis, maxBytes: number) {
+  const cache = new LRUCache<string, Held>({
+    maxSize: maxBytes,
+    sizeCalculation: (held) => held.sizeBytes + 1,
+  })
+
+  /** Reads a turn and what it stands on. Undefined when the turn is gone. Only for the owner: nothing may move. */
+  async function load(
+    of: ConversationKey,
+    turn: string,
+    generation: number,
+  ): Promise<LoadedTurn | undefined> {
+    const known = cache.get(of.cid)
+    const have = known?.generation === generation ? known.items.length : 0
+    const g = `${of.key}:g${generation}`
+    const [turnFields, state, notes, fields, tail] = await Promise.all([
+      redis.hgetall(turnKey(of.shard, turn)),
+      redis.hmget(of.key, 'incarnation', 'n'),
+      redis.lrange(`${of.key}:notes`, 0, -1),
+      redis.hgetall(g),
+      // One before the tail as well: it must be the last one known, else the list became shorter.
+      redis.lrange(`${g}:items`, Math.max(0, have - 1), -1),
+    ])
+    const record = toTurnRecord(turn, turnFields)
+    if (!record) return undefined
+    const incarnation = state[0] ?? ''
+    const edits = fields.edits ?? ''
+    const valid =
+      known !== undefined &&
+      known.incarnation === incarnation &&
+      known.edits === edits &&
+      have > 0 &&
+      tail.length > 0
+    let items: readonly Item[]
+    if (valid) {
+      const added = tail.slice(1)
+      items = added.length === 0 ? known.items : [...known.items, ...added.map(toItem)]
+      keep(of.cid, incarnation, generation, edits, items, known.sizeBytes + size(added))
+    } else {
+      const all = have === 0 ? tail : await redis.lrange(`${g}:items`, 0, -1)
+      items = all.map(toItem)
+      keep(of.cid, incarnation, generation, edits, items, size(all))
+    }
+    return {
+      turn: record,
+      n: Number(state[1] ?? 0),
+      notes: notes.map((raw) => JSON.parse(raw) as Note),
+      generation: fields.system === undefined ? undefined : toGeneration(generation, fields),
+      items,
+    }
+  }
+
+  function keep(
+    cid: string,
+    incarnation: string,
+    generation: number,
+    edits: string,
+    items: readonly Item[],
+    sizeBytes: number,
+  ): void {
+    if (items.length > 0) cache.set(cid, { incarnation, generation, edits, items, sizeBytes })
+    else cache.delete(cid)
+  }
+
+  /** Log entries from an event on, without a limit: what an attempt before this one had said. */
+  async function eventsFrom(of: ConversationKey, from: number): Promise<Frame[]> {
+    return (await redis.xrange(`${of.key}:events`, `${from}-0`, '+')).map(toFrame)
+  }
+
+  return { load, eventsFrom }
+}
+
+function size(raws: string[]): number {
+  return raws.reduce((sum, raw) => sum + raw.length, 0)
+}
+
+function toItem(raw: string): Item {
+  return deepFreeze(JSON.parse(raw) as Item)
+}
+
+export function deepFreeze<T>(value: T): T {
+  if (typeof value === 'object' && value !== null && !Object.isFrozen(value)) {
+    Object.freeze(value)
+    for (const inner of Object.values(value)) deepFreeze(inner)
+  }
+  return value
+}
+
+function toGeneration(number: number, fields: Record<string, string>): Generation {
+  const chains = new Map<string, Chain>()
+  for (const name of Object.keys(fields)) {
+    if (!name.startsWith('head:')) continue
+    const route = name.slice('head:'.length)
+    const count = (field: string): number => Number(fields[`${field}:${route}`] ?? 0)
+    chains.set(route, { sent: count('sent'), segments: count('segments'), head: fields[name] ?? '' })
+  }
+  return {
+    number,
+    agent: fields.agent ?? '',
+    revision: Number(fields.revision ?? 0),
+    firstSight: Number(fields.firstSight ?? 0),
+    system: fields.system ?? '',
+    chains,
+  }
+}

@@ -1,0 +1,297 @@
+// The owner's hold on a conversation: claim it, then every write of its turn through here, one after the other, each
+// with (epoch, op) so that a call whose answer was lost is simply made again. Used by gateway/mailbox.ts.
+// A lease that is lost stays lost: `signal` aborts and every later call throws LeaseLost.
+
+import { setTimeout as delay } from 'node:timers/promises'
+import type { Redis } from 'ioredis'
+import type { EventName } from '../vocabulary/event.ts'
+import type { Item } from '../vocabulary/item.ts'
+import type { Sidecar } from '../vocabulary/message.ts'
+import type { Phase } from '../vocabulary/turn.ts'
+import type { Retention } from './conversations.ts'
+import type { ConversationKey } from './keys.ts'
+import { isPassing } from './redis.ts'
+import { runScript, type ScriptName, toStrings } from './scripts.ts'
+import type { JournalEntry } from './turns.ts'
+
+/** Another epoch rules: stop at once and write nothing. */
+export class LeaseLost extends Error {
+  constructor(cid: string) {
+    super(`the lease on ${cid} is held by another worker`)
+    this.name = 'LeaseLost'
+  }
+}
+
+export interface StartedTurn {
+  turn: string
+  attempt: number
+  takeOvers: number
+  generation: number
+}
+
+/** An event without what the log adds: conversation, at, turn, attempt. */
+export interface NewEvent {
+  event: EventName
+  data: Record<string, unknown>
+}
+
+export interface NewGeneration {
+  from: number
+  fields: Record<string, string>
+}
+
+export interface Bind {
+  generation: number
+  /** Present when the generation opens with this turn. */
+  opens?: NewGeneration
+  item: Item
+  sidecar: Sidecar | null
+  /** Waiting notes that the sidecar tells. */
+  toldNoteIds: string[]
+  expiredNoteIds: string[]
+}
+
+/** One model call as `GET …/prefix` shows it. */
+export interface RequestEntry {
+  turn: string
+  call: number
+  route: string
+  items: number
+  segments: number
+  head: string
+  sharedSegments: number
+  cachedTokens: number | null
+  broken: null | { segment: number; byte: number; cause: string }
+}
+
+export interface Step {
+  entry: JournalEntry
+  generation: number
+  request: RequestEntry
+  /** `done`: what the step made. */
+  items: Item[]
+  events: NewEvent[]
+}
+
+export interface Commit {
+  status: 'completed' | 'failed' | 'cancelled'
+  generation: number
+  items: Item[]
+  /** Members of the terminal event. */
+  data: Record<string, unknown>
+  /** Fields of the turn's hash. */
+  fields: Record<string, string>
+  /** Whether to go on with the next turn under the same lease. */
+  wantNext: boolean
+}
+
+export type CommitReply =
+  | { type: 'committed'; next: StartedTurn | undefined; left: number }
+  /** A cancel came first: commit again as cancelled. */
+  | { type: 'cancelled' }
+
+export interface LeaseOptions {
+  redis: Redis
+  leaseMs: number
+  retention: Retention
+  /** Called after each written call, by script name; tests put failpoints there. */
+  onStep: (name: string) => void | Promise<void>
+}
+
+export type ClaimReply =
+  | { type: 'claimed'; lease: Lease; started: StartedTurn }
+  | { type: 'live'; leaseUntil: number }
+  | { type: 'idle' }
+
+/** Claims for an activation. `owner` is an id of that activation; the caller ends the lease by commit or release. */
+export async function claim(
+  of: ConversationKey,
+  owner: string,
+  options: LeaseOptions,
+  stop: AbortSignal,
+): Promise<ClaimReply> {
+  const args = [of.shard.base, of.cid, owner, options.leaseMs, options.retention.eventsMs]
+  const reply = toStrings(await untilAnswered(() => runScript(options.redis, 'claim', [of.key], args), stop))
+  if (reply[0] === 'live') return { type: 'live', leaseUntil: Number(reply[1]) }
+  if (reply[0] !== 'claimed') return { type: 'idle' }
+  await options.onStep('claim')
+  const started = toStarted(reply[2], reply[3], reply[4], reply[5])
+  return { type: 'claimed', lease: new Lease(of, reply[1] ?? '', started.turn, options), started }
+}
+
+export class Lease {
+  readonly of: ConversationKey
+  readonly epoch: string
+  /** Aborts when the lease is lost. */
+  readonly signal: AbortSignal
+  #options: LeaseOptions
+  #lost = new AbortController()
+  #op = 0
+  #tail: Promise<unknown> = Promise.resolve()
+  #renewal: NodeJS.Timeout
+  #turn: string
+  #onCancel: (() => void) | undefined
+
+  constructor(of: ConversationKey, epoch: string, turn: string, options: LeaseOptions) {
+    this.of = of
+    this.epoch = epoch
+    this.signal = this.#lost.signal
+    this.#options = options
+    this.#turn = turn
+    this.#renewal = setInterval(() => void this.#renew(), options.leaseMs / 3)
+    this.#renewal.unref()
+  }
+
+  /** Tells `listener` once when a renewal or an append finds a cancel mark on the running turn. */
+  onCancel(listener: (() => void) | undefined): void {
+    this.#onCancel = listener
+  }
+
+  async bind(turn: string, bind: Bind): Promise<'bound' | 'cancelled' | 'notes_changed'> {
+    const opens = bind.opens
+    const reply = await this.#owned('bind', [
+      turn,
+      bind.generation,
+      opens ? opens.from : '',
+      bind.item.n,
+      JSON.stringify(bind.item),
+      bind.sidecar ? JSON.stringify(bind.sidecar) : '',
+      bind.toldNoteIds.length,
+      bind.expiredNoteIds.length,
+      ...bind.toldNoteIds,
+      ...bind.expiredNoteIds,
+      ...Object.entries(opens?.fields ?? {}).flat(),
+    ])
+    return reply[0] === 'cancelled' || reply[0] === 'notes_changed' ? reply[0] : 'bound'
+  }
+
+  /** `cancelled`: nothing was written, the turn is to be committed as cancelled. */
+  async step(turn: string, attempt: number, step: Step): Promise<'ok' | 'cancelled'> {
+    const reply = await this.#owned(
+      'step',
+      [
+        turn,
+        attempt,
+        step.entry.n,
+        step.entry.state,
+        JSON.stringify(step.entry),
+        step.generation,
+        step.request.route,
+        step.request.items,
+        step.request.head,
+        JSON.stringify(step.request),
+        step.items.at(-1)?.n ?? 0,
+        step.items.length,
+        ...step.items.map((item) => JSON.stringify(item)),
+        ...step.events.flatMap(toEventArgs),
+      ],
+      `step.${step.entry.state}`,
+    )
+    return reply[0] === 'cancelled' ? 'cancelled' : 'ok'
+  }
+
+  /** True when the turn bears a cancel mark; the events are written all the same. */
+  async appendEvents(turn: string, attempt: number, phase: Phase | '', events: NewEvent[]): Promise<boolean> {
+    const reply = await this.#owned('append-events', [turn, attempt, phase, ...events.flatMap(toEventArgs)])
+    return reply[1] === '1'
+  }
+
+  async commit(turn: string, commit: Commit): Promise<CommitReply> {
+    const { retention, leaseMs } = this.#options
+    const reply = await this.#owned('commit', [
+      turn,
+      commit.status,
+      commit.generation,
+      commit.items.at(-1)?.n ?? 0,
+      commit.wantNext ? 1 : 0,
+      leaseMs,
+      retention.turnsMs,
+      retention.eventsCount,
+      retention.eventsMs,
+      toRest(commit.data),
+      commit.items.length,
+      ...commit.items.map((item) => JSON.stringify(item)),
+      ...Object.entries(commit.fields).flat(),
+    ])
+    if (reply[0] === 'cancelled') return { type: 'cancelled' }
+    const next = reply[1] ? toStarted(reply[1], reply[2], reply[3], reply[5]) : undefined
+    if (next) this.#turn = next.turn
+    else this.close()
+    return { type: 'committed', next, left: Number(reply[4]) }
+  }
+
+  /** Hands the conversation over with its work as it stands; the next claim is no take-over. */
+  async release(): Promise<void> {
+    await this.#owned('release', [])
+    this.close()
+  }
+
+  /** Stops renewing. What is not released falls to whoever claims after the lease has run out. */
+  close(): void {
+    clearInterval(this.#renewal)
+  }
+
+  /** One fenced call after the other; each repeated with the same op until the server has answered it. */
+  #owned(name: ScriptName, args: (string | number)[], step: string = name): Promise<string[]> {
+    const run = async (): Promise<string[]> => {
+      if (this.signal.aborted) throw new LeaseLost(this.of.cid)
+      const op = ++this.#op
+      const all = [this.of.shard.base, this.of.cid, this.epoch, op, ...args]
+      const call = (): Promise<unknown> => runScript(this.#options.redis, name, [this.of.key], all)
+      const reply = toStrings(await untilAnswered(call, this.signal))
+      if (reply[0] === 'lost') {
+        this.#lose()
+        throw new LeaseLost(this.of.cid)
+      }
+      await this.#options.onStep(step)
+      return reply
+    }
+    const result = this.#tail.then(run)
+    this.#tail = result.catch(() => undefined)
+    return result
+  }
+
+  async #renew(): Promise<void> {
+    try {
+      const { redis, leaseMs } = this.#options
+      const args = [this.of.shard.base, this.of.cid, this.epoch, leaseMs, this.#turn]
+      const reply = toStrings(await runScript(redis, 'renew', [this.of.key], args))
+      if (reply[0] === 'lost') this.#lose()
+      else if (reply[1] === '1') this.#onCancel?.()
+    } catch (error) {
+      // No answer decides nothing: the epoch rules, and the next renewal comes soon.
+      if (!isPassing(error)) throw error
+    }
+  }
+
+  #lose(): void {
+    this.close()
+    this.#lost.abort()
+  }
+}
+
+/** Repeats a call until it is answered; only safe for calls that say what a repeat does. Throws once `stop` aborts. */
+async function untilAnswered(call: () => Promise<unknown>, stop: AbortSignal): Promise<unknown> {
+  for (let pauseMs = 20; ; pauseMs = Math.min(pauseMs * 2, 500)) {
+    try {
+      return await call()
+    } catch (error) {
+      if (!isPassing(error) || stop.aborted) throw error
+      await delay(pauseMs, undefined, { signal: stop })
+    }
+  }
+}
+
+function toStarted(turn = '', attempt = '0', takeOvers = '0', generation = '0'): StartedTurn {
+  return { turn, attempt: Number(attempt), takeOvers: Number(takeOvers), generation: Number(generation) }
+}
+
+function toEventArgs({ event, data }: NewEvent): [string, string] {
+  return [event, toRest(data)]
+}
+
+/** Members of an event, as the JSON that follows the common ones: `,"a":1` or ''. */
+function toRest(data: Record<string, unknown>): string {
+  const json = JSON.stringify(data)
+  return json === '{}' ? '' : `,${json.slice(1, -1)}`
+}

@@ -1,0 +1,98 @@
+// Connections to Redis, by what their callers need: producers fail fast, workers wait, subscribers come back by
+// themselves. compose.ts opens and closes them; no other file of the store makes one.
+
+import { Redis, type RedisOptions, ReplyError } from 'ioredis'
+import { GatewayError } from '../vocabulary/errors.ts'
+
+/** A server by URL, or the embedded one by its unix socket. */
+export type RedisTarget = { url: string } | { socketPath: string }
+
+export type ConnectionKind = 'producer' | 'worker' | 'subscriber'
+
+/** Longest wait of a producer for one answer, in ms; then the door answers 503. */
+export const PRODUCER_TIMEOUT_MS = 800
+
+/** Replies keep the client's default shapes. */
+type Options = Omit<RedisOptions, 'replyMapping'>
+
+const SHARED: Options = {
+  // A command whose answer was lost may have run: whoever sent it decides about a repeat, not the client.
+  autoResendUnfulfilledCommands: false,
+  retryStrategy: (times) => Math.min(20 * 2 ** Math.min(times, 5), 500),
+  // After a failover the old master answers READONLY: leave it.
+  reconnectOnError: (error) => error.message.startsWith('READONLY'),
+  enableAutoPipelining: false,
+}
+
+const BY_KIND: Record<ConnectionKind, Options> = {
+  producer: { enableOfflineQueue: false, maxRetriesPerRequest: 1, commandTimeout: PRODUCER_TIMEOUT_MS },
+  worker: { maxRetriesPerRequest: null },
+  subscriber: { maxRetriesPerRequest: null, autoResubscribe: true },
+}
+
+/**
+ * Opens one connection; the caller closes it. Every connection has an `error` listener, without which a lost server
+ * would end the process.
+ */
+export function connectRedis(
+  target: RedisTarget,
+  kind: ConnectionKind,
+  onError: (error: Error) => void,
+): Redis {
+  const options: Options = { ...SHARED, ...BY_KIND[kind], connectionName: `turnpike-${kind}` }
+  const redis = 'url' in target ? new Redis(target.url, options) : new Redis(target.socketPath, options)
+  redis.on('error', onError)
+  return redis
+}
+
+/** Settles when the connection is usable; rejects after `timeoutMs` with what to check. */
+export function untilReady(redis: Redis, timeoutMs: number): Promise<void> {
+  if (redis.status === 'ready') return Promise.resolve()
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(() => {
+      redis.off('ready', ready)
+      reject(
+        new GatewayError(
+          'store_unavailable',
+          `Redis did not answer within ${timeoutMs} ms: check REDIS_URL and that the server runs`,
+        ),
+      )
+    }, timeoutMs)
+    const ready = (): void => {
+      clearTimeout(timer)
+      resolve()
+    }
+    redis.once('ready', ready)
+  })
+}
+
+/** Closes without waiting for a server that is away. */
+export async function closeRedis(redis: Redis): Promise<void> {
+  if (redis.status === 'ready') await redis.quit().catch(() => redis.disconnect())
+  else redis.disconnect()
+}
+
+/** Error replies that pass by themselves: the server starts, fails over, or its disk is full for a moment. */
+const PASSING = /^(LOADING|READONLY|MISCONF|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS)/
+
+/** True when the call may be made again: no answer came, or one that passes by itself. */
+export function isPassing(error: unknown): boolean {
+  if (!(error instanceof Error)) return false
+  return !(error instanceof ReplyError) || PASSING.test(error.message)
+}
+
+/** The one translation of a failed producer's call into a refusal with a code. Bugs pass through. */
+export function toRefusal(error: unknown): unknown {
+  if (error instanceof GatewayError || !(error instanceof Error)) return error
+  if (error.message.includes('OOM command not allowed'))
+    return new GatewayError('store_full', 'The store is full; nothing was stored. Try again later.', {
+      retryAfterMs: 5000,
+      cause: error,
+    })
+  if (!isPassing(error) || error instanceof TypeError || error instanceof RangeError) return error
+  return new GatewayError(
+    'store_unavailable',
+    'The store does not answer; the call may or may not have been carried out. Repeat it with the same Idempotency-Key.',
+    { retryAfterMs: 1000, cause: error },
+  )
+}

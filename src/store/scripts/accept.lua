@@ -1,0 +1,72 @@
+#!lua
+-- Accept a message: it becomes exactly one queued turn, or is found to be one already, or is refused; nothing between.
+-- KEYS[1]     conversation's hash; its other keys derive from it, all in one slot
+-- KEYS[2..]   the message's alias keys
+-- ARGV        1 base, 2 cid, 3 turn id (made by the caller), 4 digest of the body, 5 alias rule: conflict | same,
+--             6 alias TTL in ms, 7 mailbox limit, 8 maxQueueMs, 9 ms until the sweep looks at it,
+--             10 conversation id, 11 tenant, 12 agent, 13 channel, 14 reply address,
+--             15.. further fields of the turn's hash, name and value
+-- Returns     {'accepted' | 'duplicate', turn, status, position, queuedSeq} | {'conflict', turn} | {'full'}
+-- Expiry      aliases after ARGV[6]; the log's expiry ends
+-- Repeat      the same turn id returns the first reply and writes nothing
+--#include emit
+local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
+local mailbox = KEYS[1] .. ':mailbox'
+
+local function found(kind, id)
+  local held = redis.call('HMGET', base .. 't:' .. id, 'status', 'queuedSeq')
+  local position = redis.call('LPOS', mailbox, id) or 0
+  return { kind, id, held[1] or 'expired', tostring(position), held[2] or '0' }
+end
+
+if redis.call('EXISTS', base .. 't:' .. turn) == 1 then
+  return found('accepted', turn)
+end
+for i = 2, #KEYS do
+  local known = redis.call('GET', KEYS[i])
+  if known then
+    local id, digest = string.match(known, '^(%S+) (%S+)$')
+    if ARGV[5] == 'conflict' and digest ~= ARGV[4] then
+      return { 'conflict', id }
+    end
+    return found('duplicate', id)
+  end
+end
+local position = redis.call('LLEN', mailbox)
+if position >= tonumber(ARGV[7]) then
+  return { 'full' }
+end
+
+if redis.call('HEXISTS', KEYS[1], 'id') == 0 then
+  redis.call('HSET', KEYS[1], 'id', ARGV[10], 'tenant', ARGV[11], 'createdAt', nowText, 'status', 'idle', 'generation', '0')
+  redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
+end
+redis.call('HSET', KEYS[1], 'agent', ARGV[12], 'channel', ARGV[13], 'replyAddress', ARGV[14], 'updatedAt', nowText)
+redis.call('PERSIST', KEYS[1] .. ':events')
+redis.call('PERSIST', KEYS[1] .. ':times')
+
+local fields = {
+  'status', 'queued', 'cid', cid, 'conversation', ARGV[10], 'agent', ARGV[12], 'replyAddress', ARGV[14],
+  'createdAt', nowText, 'attempts', '0', 'takeOvers', '0', 'expiresAt', string.format('%.0f', now + ARGV[8]),
+}
+for i = 15, #ARGV do
+  fields[#fields + 1] = ARGV[i]
+end
+if #KEYS > 1 then
+  local aliases = {}
+  for i = 2, #KEYS do
+    aliases[#aliases + 1] = KEYS[i]
+    redis.call('SET', KEYS[i], turn .. ' ' .. ARGV[4], 'PX', ARGV[6])
+  end
+  fields[#fields + 1] = 'aliases'
+  fields[#fields + 1] = cjson.encode(aliases)
+end
+redis.call('HSET', base .. 't:' .. turn, unpack(fields))
+redis.call('RPUSH', mailbox, turn)
+local seq = emit('turn.queued', turn, 0, ',"position":' .. position)
+redis.call('HSET', base .. 't:' .. turn, 'queuedSeq', seq)
+redis.call('ZADD', KEYS[1] .. ':turns', now, turn)
+redis.call('ZADD', base .. 'pending', 'NX', now + ARGV[9], cid)
+redis.call('ZADD', base .. 'timers', now + ARGV[8], 'expiry~' .. cid .. '~' .. turn)
+redis.call('ZADD', base .. 'idx:' .. ARGV[11], now, cid)
+return { 'accepted', turn, 'queued', tostring(position), tostring(seq) }

@@ -1,0 +1,47 @@
+#!lua flags=allow-oom
+-- Delete a conversation: raise the epoch so that its owner can write nothing more, end its open turns as cancelled,
+-- erase content and history, leave a tombstone from which numbers go on.
+-- KEYS[1]  conversation's hash
+-- ARGV     1 base, 2 cid, 3 ms for which the ended turns, without their content, can still be read
+-- Returns  {'deleted'} | {'not_found'}
+-- Expiry   the emptied turns after ARGV[3]; the tombstone stays
+-- Repeat   the second call answers not_found
+--#include emit
+local base, cid = ARGV[1], ARGV[2]
+local held = redis.call('HMGET', KEYS[1], 'id', 'tenant', 'generation')
+if not held[1] then
+  return { 'not_found' }
+end
+for _, turn in ipairs(redis.call('ZRANGE', KEYS[1] .. ':turns', 0, -1)) do
+  local turnKey = base .. 't:' .. turn
+  local state = redis.call('HMGET', turnKey, 'status', 'attempts', 'createdAt', 'startedAt', 'queuedSeq', 'aliases')
+  if state[6] then
+    redis.call('DEL', unpack(cjson.decode(state[6])))
+  end
+  if state[1] == 'queued' or state[1] == 'running' or state[1] == 'paused' then
+    local seq = emit('turn.cancelled', turn, state[2], '')
+    redis.call('DEL', turnKey)
+    redis.call('HSET', turnKey, 'status', 'cancelled', 'cid', cid, 'conversation', held[1], 'attempts', state[2],
+      'createdAt', state[3], 'endedAt', nowText, 'queuedSeq', state[5], 'endedSeq', seq, 'input', '[]')
+    if state[4] then
+      redis.call('HSET', turnKey, 'startedAt', state[4])
+    end
+    redis.call('PEXPIRE', turnKey, ARGV[3])
+    redis.call('PUBLISH', base .. 'control', 'cancel ' .. turn)
+  else
+    redis.call('DEL', turnKey)
+  end
+  redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. turn)
+end
+for k = 1, tonumber(held[3]) do
+  local generation = KEYS[1] .. ':g' .. k
+  redis.call('DEL', generation, generation .. ':items', generation .. ':requests')
+end
+local kept = redis.call('HMGET', KEYS[1], 'seq', 'n', 'epoch', 'incarnation')
+redis.call('DEL', KEYS[1], KEYS[1] .. ':mailbox', KEYS[1] .. ':notes', KEYS[1] .. ':events', KEYS[1] .. ':times',
+  KEYS[1] .. ':turns')
+redis.call('HSET', KEYS[1], 'seq', kept[1] or '0', 'n', kept[2] or '0', 'incarnation', kept[4] or '0',
+  'epoch', (tonumber(kept[3]) or 0) + 1)
+redis.call('ZREM', base .. 'pending', cid)
+redis.call('ZREM', base .. 'idx:' .. held[2], cid)
+return { 'deleted' }

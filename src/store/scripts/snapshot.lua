@@ -1,0 +1,27 @@
+#!lua flags=no-writes
+-- Read a conversation as it is now, in one piece, for a follower that cannot go on from its cursor.
+-- KEYS[1]  conversation's hash
+-- ARGV     1 base
+-- Returns  {seq, conversation's hash, {turn id, turn's hash}… of the open ones and the last that ended,
+--           log entries since the head turn began}
+-- Expiry   none
+local base = ARGV[1]
+local open = redis.call('LRANGE', KEYS[1] .. ':mailbox', 0, -1)
+local turns = {}
+local isOpen = {}
+for _, turn in ipairs(open) do
+  isOpen[turn] = true
+  turns[#turns + 1] = { turn, redis.call('HGETALL', base .. 't:' .. turn) }
+end
+for _, turn in ipairs(redis.call('ZREVRANGE', KEYS[1] .. ':turns', 0, #open)) do
+  if not isOpen[turn] then
+    turns[#turns + 1] = { turn, redis.call('HGETALL', base .. 't:' .. turn) }
+    break
+  end
+end
+local held = redis.call('HMGET', KEYS[1], 'seq', 'headSeq', 'status')
+local entries = {}
+if held[3] == 'running' and held[2] then
+  entries = redis.call('XRANGE', KEYS[1] .. ':events', held[2] .. '-0', '+')
+end
+return { held[1] or '0', redis.call('HGETALL', KEYS[1]), turns, entries }

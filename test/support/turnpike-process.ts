@@ -1,0 +1,22 @@
+// A Turnpike in a process of its own, for tests that kill it: tells its parent when it is ready, obeys SIGTERM as
+// `npm start` does, and kills or stops itself at a failpoint.
+
+import { start } from '../../src/main.ts'
+import type { Failpoint } from './turnpike.ts'
+
+const options = JSON.parse(process.env.TEST_START ?? '{}')
+const failpoint = JSON.parse(process.env.TEST_FAILPOINT ?? 'null') as Failpoint | null
+let seen = 0
+
+const onStep = (name: string): void => {
+  if (!failpoint || name !== failpoint.step || ++seen !== (failpoint.nth ?? 1)) return
+  process.kill(process.pid, failpoint.action === 'stop' ? 'SIGSTOP' : 'SIGKILL')
+}
+
+try {
+  const running = await start({ ...options, onStep })
+  process.on('SIGTERM', () => void running.close().then(() => process.exit(0)))
+  process.send?.({ url: running.url ?? '' })
+} catch (error) {
+  process.send?.({ error: error instanceof Error ? error.message : String(error) }, () => process.exit(1))
+}
