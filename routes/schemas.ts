@@ -39,7 +39,7 @@ export const messageSchema = z
     text: z.string().optional(),
     content: z.array(partSchema).min(1).max(50).optional(),
     sender: z
-      .strictObject({ id: z.string().min(1).max(256), name: z.string().max(256).optional() })
+      .strictObject({ id: z.string().min(1).max(256), name: z.string().max(256).exactOptional() })
       .optional(),
     agent: z.string().max(64).optional(),
     mode: z.literal('queue').optional(),
