@@ -29,7 +29,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
   app,
   { gateway },
 ) => {
-  const { config, keys, conversations } = gateway
+  const { config, keys, conversations, reads } = gateway
   const agentOf = (name: string | undefined): string => {
     if (name !== undefined && !config.agents.has(name))
       throw new GatewayError(
@@ -74,7 +74,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
       })
       reply.header('location', `/v1/turns/${accepted.turn}`)
       if (acceptsEvents(request.headers.accept)) {
-        const record = await conversations.turn(accepted.turn)
+        const record = await reads.turn(accepted.turn)
         const follower = await gateway.follow({
           of: keyOf(params.id),
           conversation: params.id,
@@ -86,7 +86,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
       }
       const { wait } = request.query
       if (wait !== undefined) {
-        const ended = await gateway.untilEnded(accepted.turn, wait * 1000, closedSignal(reply))
+        const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
         if (ended?.endedAt !== undefined) return reply.code(200).send(await present(ended, gateway))
       }
       const { queuedSeq: _, ...shown } = accepted
@@ -107,7 +107,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     async (request) => {
       const { limit, after } = request.query
       const cursor = after === undefined ? undefined : parseListCursor(after)
-      const page = await conversations.list(authorityOf().tenant, limit, cursor)
+      const page = await reads.list(authorityOf().tenant, limit, cursor)
       const next =
         page.next && Buffer.from(JSON.stringify([page.next.at, page.next.cid])).toString('base64url')
       return { conversations: page.conversations, ...(next !== undefined && { next }) }
@@ -118,9 +118,9 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     '/v1/conversations/:id',
     { schema: { params, response: { 200: conversationSchema } } },
     async (request) => {
-      const found = await conversations.get(keyOf(request.params.id))
+      const found = await reads.get(keyOf(request.params.id))
       if (!found) throw noConversation()
-      return found.conversation
+      return found
     },
   )
 
@@ -143,7 +143,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     },
     async (request) => {
       const { limit, after } = request.query
-      const raws = await conversations.items(keyOf(request.params.id), after, limit + 1)
+      const raws = await reads.items(keyOf(request.params.id), after, limit + 1)
       if (!raws) throw noConversation()
       const items = raws.slice(0, limit).map((raw) => toCleanItem(JSON.parse(raw) as Item))
       const last = items.at(-1)

@@ -1,6 +1,7 @@
 // The one translation of errors to HTTP: RFC 9457 problem JSON with a stable code, `retry-after` where a repeat may
 // help, and nothing of our insides at 5xx.
 
+import type { Socket } from 'node:net'
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { ERROR_STATUS, type ErrorCode, GatewayError } from '../src/vocabulary/errors.ts'
 
@@ -49,6 +50,11 @@ export function toGatewayError(error: unknown): { refusal: GatewayError; isBug: 
     return refuse('payload_too_large', 'Send less, or refer to files by URL.')
   if (code === 'FST_ERR_CTP_INVALID_MEDIA_TYPE')
     return refuse('unsupported_media_type', 'Send application/json.')
+  if (code === 'FST_ERR_BAD_URL' || code === 'FST_ERR_MAX_PARAM_LENGTH')
+    return refuse(
+      'invalid_request',
+      'The path is not valid percent-encoded UTF-8, or an id in it is too long.',
+    )
   if (statusCode !== undefined && statusCode >= 400 && statusCode < 500)
     return refuse('invalid_request', message ?? 'The request cannot be used.')
   return {
@@ -63,6 +69,18 @@ export function sendProblem(reply: FastifyReply, refusal: GatewayError): Fastify
     .code(refusal.status)
     .type('application/problem+json')
     .send(JSON.stringify(toProblem(refusal.code, refusal.message)))
+}
+
+/** For bytes that are no HTTP request, or one whose head is too large: there is no reply to send it with. */
+export function refuseConnection(error: Error & { code?: string }, socket: Socket): void {
+  if (socket.writable && error.code !== 'ECONNRESET') {
+    const body = JSON.stringify(
+      toProblem('invalid_request', 'This is no HTTP request, or its path and headers are too large.'),
+    )
+    const head = `HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/problem+json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`
+    socket.write(head + body)
+  }
+  socket.destroySoon()
 }
 
 export function createErrorHandler(onBug: (error: unknown, request: FastifyRequest) => void) {

@@ -15,6 +15,9 @@ export const cursorSchema = {
   querystring: z.object({ after: z.union([z.string(), z.array(z.string())]).optional() }),
 }
 
+/** A stream without its body would hold the connection for nothing. */
+export const STREAM = { exposeHeadRoute: false }
+
 /** `Last-Event-ID` is newer than `?after=`: a browser that reconnects keeps the URL and sends the header. */
 export function cursorOf(request: FastifyRequest): Cursor {
   const header = request.headers['last-event-id']
@@ -29,7 +32,7 @@ export const eventRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
 ) => {
   app.get(
     '/v1/conversations/:id/events',
-    { schema: { params: z.object({ id: conversationIdSchema }), ...cursorSchema } },
+    { ...STREAM, schema: { params: z.object({ id: conversationIdSchema }), ...cursorSchema } },
     async (request, reply) => {
       const { id } = request.params
       const follower = await gateway.follow({

@@ -1,16 +1,22 @@
-// Bodies: JSON only, read as bytes and checked before they are parsed. An empty body is no body, so that calls which
-// need none work whatever content type a client's library puts on them.
+// Bodies: JSON in UTF-8 only, read as bytes and checked before they are parsed. An empty body is no body, so that
+// calls which need none work whatever content type a client's library puts on them.
 
-import type { FastifyInstance } from 'fastify'
+import type { FastifyInstance, FastifyRequest } from 'fastify'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 
-/** Refuses text that is no UTF-8, JSON that is no JSON, and nesting beyond `maxDepth`; strips a byte order mark. */
+/**
+ * Refuses what is not declared as JSON in UTF-8, text that is no UTF-8, JSON that is no JSON, and nesting beyond
+ * `maxDepth`; strips a byte order mark. Of a key that comes twice the last value counts.
+ */
 export function readJsonBodies(app: FastifyInstance, maxDepth: number): void {
   const decoder = new TextDecoder('utf-8', { fatal: true })
   const parse = app.getDefaultJsonParser('error', 'error')
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('application/json', { parseAs: 'buffer' }, (request, body, done) => {
     if (body.length === 0) return done(null, undefined)
+    const coding = codingOf(request)
+    if (coding !== undefined)
+      return done(new GatewayError('unsupported_media_type', `Send JSON in UTF-8, not ${coding}.`))
     let text: string
     try {
       text = decoder.decode(body as Buffer)
@@ -26,6 +32,20 @@ export function readJsonBodies(app: FastifyInstance, maxDepth: number): void {
       else done(null, value)
     })
   })
+  app.addContentTypeParser('*', { parseAs: 'buffer' }, (request, body, done) => {
+    // An unknown route is told first.
+    if (body.length === 0 || request.is404) return done(null, undefined)
+    done(new GatewayError('unsupported_media_type', 'Send application/json.'))
+  })
+}
+
+/** How the bytes are coded, when not as plain UTF-8; US-ASCII is a part of it. */
+function codingOf({ headers }: FastifyRequest): string | undefined {
+  const encoding = headers['content-encoding']?.trim().toLowerCase() ?? ''
+  if (encoding !== '' && encoding !== 'identity') return 'a compressed body'
+  const charset = /;\s*charset\s*=\s*"?([^\s";]*)/i.exec(headers['content-type'] ?? '')?.[1]
+  if (charset === undefined || /^(utf-?8|us-ascii)$/i.test(charset)) return undefined
+  return 'another charset'
 }
 
 /** Deepest nesting of arrays and objects in JSON text; reads each character once. */

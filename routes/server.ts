@@ -6,7 +6,7 @@ import { serializerCompiler, validatorCompiler } from 'fastify-type-provider-zod
 import type { Turnpike } from '../src/compose.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { conversationRoutes } from './conversations.ts'
-import { createErrorHandler, sendProblem } from './errors.ts'
+import { createErrorHandler, refuseConnection, sendProblem } from './errors.ts'
 import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { readJsonBodies } from './json-body.ts'
@@ -29,6 +29,7 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
     bodyLimit: gateway.config.limits.bodyBytes,
     routerOptions: { maxParamLength: MAX_PARAM_LENGTH },
     frameworkErrors: (error, request, reply) => onError(error, request, reply),
+    clientErrorHandler: refuseConnection,
     forceCloseConnections: 'idle',
   })
   app.setValidatorCompiler(validatorCompiler)

@@ -8,7 +8,7 @@ import { type TurnRecord, toTurn } from '../src/store/turns.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { TURN_STATUSES, type Turn } from '../src/vocabulary/turn.ts'
 import { authorityOf } from './auth.ts'
-import { cursorOf, cursorSchema } from './events.ts'
+import { cursorOf, cursorSchema, STREAM } from './events.ts'
 import { turnSchema } from './schemas.ts'
 import { sendEvents } from './sse.ts'
 
@@ -19,7 +19,7 @@ export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }>
   { gateway },
 ) => {
   const find = async (id: string): Promise<TurnRecord> => {
-    const record = await gateway.conversations.turn(id)
+    const record = await gateway.reads.turn(id)
     if (record?.authority && record.authority.tenant !== authorityOf().tenant) throw noTurn()
     if (!record) throw noTurn()
     return record
@@ -29,16 +29,20 @@ export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }>
     present(await find(request.params.id), gateway),
   )
 
-  app.get('/v1/turns/:id/events', { schema: { params, ...cursorSchema } }, async (request, reply) => {
-    const turn = await find(request.params.id)
-    const follower = await gateway.follow({
-      of: gateway.keys.fromCid(turn.cid),
-      conversation: turn.conversation,
-      cursor: cursorOf(request),
-      turn,
-    })
-    return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
-  })
+  app.get(
+    '/v1/turns/:id/events',
+    { ...STREAM, schema: { params, ...cursorSchema } },
+    async (request, reply) => {
+      const turn = await find(request.params.id)
+      const follower = await gateway.follow({
+        of: gateway.keys.fromCid(turn.cid),
+        conversation: turn.conversation,
+        cursor: cursorOf(request),
+        turn,
+      })
+      return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
+    },
+  )
 
   app.post(
     '/v1/turns/:id/cancel',
@@ -58,8 +62,8 @@ function noTurn(): GatewayError {
 /** The turn for clients; a running one shows the conversation's phase. */
 export async function present(record: TurnRecord, gateway: Turnpike['gateway']): Promise<Turn> {
   if (record.status !== 'running') return toTurn(record)
-  const found = await gateway.conversations.get(gateway.keys.fromCid(record.cid))
-  return toTurn(record, found?.conversation.phase)
+  const found = await gateway.reads.get(gateway.keys.fromCid(record.cid))
+  return toTurn(record, found?.phase)
 }
 
 /** Aborts when the client goes away before the answer. The request's own `close` fires once its body is read. */

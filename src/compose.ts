@@ -15,6 +15,7 @@ import { type Logger, toLoggable } from './observability/log.ts'
 import { createMetrics } from './observability/metrics.ts'
 import { createProviders } from './providers/registry.ts'
 import { listenForCancels } from './store/control-channel.ts'
+import { createConversationReads } from './store/conversation-reads.ts'
 import { createConversations } from './store/conversations.ts'
 import { createEventLog } from './store/event-log.ts'
 import { createHistory } from './store/history.ts'
@@ -74,10 +75,11 @@ export async function compose(options: ComposeOptions) {
     notesLimit: config.limits.notes,
   }
   const conversations = createConversations({ ...storeOptions, redis: producer })
+  const reads = createConversationReads({ redis: producer, keys })
   const scheduler = createTurnScheduler(keys, producer, storeTrouble)
   const hub = createHub({
     log: createEventLog(producer, subscriber),
-    conversations,
+    reads,
     keepAliveMs: config.stream.keepAliveMs,
     onFollowers: (count) => metrics.followers.set(count),
     onCut: () => metrics.cuts.inc(),
@@ -89,6 +91,7 @@ export async function compose(options: ComposeOptions) {
     keys,
     metrics,
     conversations,
+    reads,
     accept: (inbound: Inbound) =>
       accept(inbound, {
         conversations,
@@ -110,7 +113,7 @@ export async function compose(options: ComposeOptions) {
     cancel: (turn: Parameters<typeof cancelTurn>[0]) => cancelTurn(turn, conversations),
     follow: (following: FollowOptions) => hub.follow(following),
     untilEnded: (turn: string, timeoutMs: number, signal: AbortSignal) =>
-      untilEnded(turn, timeoutMs, signal, { hub, conversations, keys }),
+      untilEnded(turn, timeoutMs, signal, { hub, reads, keys }),
     /** True when the store answers now. */
     ping: async () => (await producer.ping()) === 'PONG',
     closeStreams: () => hub.close(),
@@ -135,7 +138,7 @@ export async function compose(options: ComposeOptions) {
       delay.enable()
       for (const shard of keys.shards)
         for (const agent of config.agents.values())
-          firstSights.set(sightKey(shard.index, agent), await conversations.firstSight(shard, agent))
+          firstSights.set(sightKey(shard.index, agent), await reads.firstSight(shard, agent))
       await listenForCancels(subscriber, keys, (turn) => running.cancel(turn))
     },
     drain: (cid: string) =>

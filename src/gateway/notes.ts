@@ -12,12 +12,15 @@ export interface NewNote {
   expiresInMs?: number | undefined
 }
 
-/** A new note from a client. `source` says through which door it came. */
+/**
+ * A new note from a client. `source` says through which door it came. Lone surrogates are replaced: the store's scripts
+ * read notes as JSON, and their parser takes none.
+ */
 export function toNote({ text, key, expiresInMs }: NewNote, source: string, nowMs: number): Note {
   return {
     id: randomUUID(),
-    ...(key !== undefined && { key }),
-    text,
+    ...(key !== undefined && { key: key.toWellFormed() }),
+    text: text.toWellFormed(),
     source,
     at: nowMs,
     ...(expiresInMs !== undefined && { expiresAt: nowMs + expiresInMs }),

@@ -1,7 +1,7 @@
 // What a follower gets that cannot go on from its cursor: the conversation as it is, and the text under way.
 // Pure functions over what the store read in one piece.
 
-import type { Snapshot } from '../store/conversations.ts'
+import type { Snapshot } from '../store/conversation-reads.ts'
 import { toTurn } from '../store/turns.ts'
 import type { Frame, ResetReason } from '../vocabulary/event.ts'
 

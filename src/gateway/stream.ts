@@ -3,7 +3,7 @@
 // frames are a short cut: on any doubt a follower reads the log again.
 
 import { setTimeout as delay } from 'node:timers/promises'
-import type { Conversations } from '../store/conversations.ts'
+import type { ConversationReads } from '../store/conversation-reads.ts'
 import { type EventLog, PAGE } from '../store/event-log.ts'
 import type { ConversationKey } from '../store/keys.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
@@ -34,7 +34,7 @@ export interface FollowOptions {
 
 export interface HubOptions {
   log: EventLog
-  conversations: Conversations
+  reads: ConversationReads
   /** Time between pings, and half of the time after which a peer that does not read is cut. */
   keepAliveMs: number
   onFollowers: (count: number) => void
@@ -253,7 +253,7 @@ export class Follower {
 
   async #sendReset(reason: ResetReason): Promise<void> {
     const { of, conversation, turn } = this.#following
-    const snapshot = await this.#patiently(() => this.#options.conversations.snapshot(of))
+    const snapshot = await this.#patiently(() => this.#options.reads.snapshot(of))
     this.#reset = undefined
     this.#last = snapshot.seq
     if (this.#closed) return

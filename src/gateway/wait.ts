@@ -1,6 +1,6 @@
 // Wait for a turn to end, for callers who want the answer in the response. The turn does not depend on them.
 
-import type { Conversations } from '../store/conversations.ts'
+import type { ConversationReads } from '../store/conversation-reads.ts'
 import type { Keys } from '../store/keys.ts'
 import type { TurnRecord } from '../store/turns.ts'
 import { isEnded } from '../vocabulary/turn.ts'
@@ -14,14 +14,14 @@ export async function untilEnded(
   turn: string,
   timeoutMs: number,
   signal: AbortSignal,
-  options: { hub: Hub; conversations: Conversations; keys: Keys },
+  options: { hub: Hub; reads: ConversationReads; keys: Keys },
 ): Promise<TurnRecord | undefined> {
   const deadline = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)])
   for (let id = turn; ; ) {
-    const record = await options.conversations.turn(id)
+    const record = await options.reads.turn(id)
     if (!record) return undefined
     if (!isEnded(record.status)) await untilTerminal(record, deadline, options)
-    const now = isEnded(record.status) ? record : await options.conversations.turn(id)
+    const now = isEnded(record.status) ? record : await options.reads.turn(id)
     if (now?.status !== 'merged' || now.into === undefined || deadline.aborted) return now
     id = now.into
   }

@@ -31,14 +31,10 @@ export function toChatBody(
   request: ProviderRequest,
   tokenLimitField: TokenLimitField = 'max_completion_tokens',
 ): ChatBody {
-  const messages: ChatMessage[] = []
-  if (request.system !== '') messages.push({ role: 'system', content: request.system })
-  let last: ChatMessage | undefined
-  for (const item of request.items) {
-    last = toMessage(item)
-    if (last !== undefined) messages.push(last)
-  }
-  if (last === undefined) throw new Error('the last item holds nothing that can be sent')
+  const messages = toChatMessages(request)
+  const last = request.items.at(-1)
+  if (last === undefined || toMessage(last) === undefined)
+    throw new Error('the last item holds nothing that can be sent')
   return {
     model: request.model,
     messages,
@@ -47,6 +43,16 @@ export function toChatBody(
     ...(request.maxTokens === undefined ? {} : { [tokenLimitField]: request.maxTokens }),
     ...(request.temperature === undefined ? {} : { temperature: request.temperature }),
   }
+}
+
+/** System prompt and items as messages; either may be missing, as in the part of a request that is new. */
+export function toChatMessages({ system, items }: Pick<ProviderRequest, 'system' | 'items'>): ChatMessage[] {
+  const messages: ChatMessage[] = system === '' ? [] : [{ role: 'system', content: system }]
+  for (const item of items) {
+    const message = toMessage(item)
+    if (message !== undefined) messages.push(message)
+  }
+  return messages
 }
 
 /** `[role, block]` for each block of the messages, as JSON; the block of a plain string is that string. */

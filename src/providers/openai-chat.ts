@@ -7,7 +7,7 @@ import type OpenAI from 'openai'
 import { OpenAIError } from 'openai/core/error'
 import { z } from 'zod'
 import type { StopReason, Usage } from '../vocabulary/turn.ts'
-import { type TokenLimitField, toChatBody, toChatSegments } from './openai-chat-body.ts'
+import { type TokenLimitField, toChatBody, toChatMessages, toChatSegments } from './openai-chat-body.ts'
 import { classifyOpenAiError, type ProviderFailure, toFailure } from './openai-errors.ts'
 import { NO_USAGE, type Provider, type ProviderEvent, type ProviderRequest } from './provider.ts'
 
@@ -105,7 +105,7 @@ export function createOpenAiChatProvider(options: OpenAiChatOptions): Provider {
   return {
     name: 'openai-chat',
     stream,
-    segments: (request) => toChatSegments(toChatBody(request).messages),
+    segments: (request) => toChatSegments(toChatMessages(request)),
   }
 }
 

@@ -45,7 +45,8 @@ export interface Provider {
   stream(request: ProviderRequest, signal: AbortSignal): AsyncIterable<ProviderEvent>
   /**
    * The request's content blocks with their roles, in the order they are sent (tools, system, blocks), as the
-   * UTF-8 JSON of `[role, block]` with keys in the provider's order. Basis of the prefix chain.
+   * UTF-8 JSON of `[role, block]` with keys in the provider's order. Basis of the prefix chain. Also takes a part of
+   * a request, without system prompt or without items: a call made again adds nothing.
    */
   segments(request: ProviderRequest): string[]
 }

@@ -8,7 +8,6 @@ import { closeSync, openSync, readFileSync, statSync } from 'node:fs'
 import { mkdir, realpath, rm, rmdir } from 'node:fs/promises'
 import path from 'node:path'
 import { setTimeout as delay } from 'node:timers/promises'
-import { Redis } from 'ioredis'
 import {
   chooseSocketPath,
   commandLineOf,
@@ -18,6 +17,7 @@ import {
   takeInstanceFile,
   writeInstanceFile,
 } from './instance-file.ts'
+import { ask, waitUntilReady, withClient } from './redis-probe.ts'
 
 export interface EmbeddedRedisOptions {
   /** Holds the AOF, redis.log, instance.json and the socket. Created with mode 0700, missing parents too. */
@@ -35,11 +35,14 @@ export interface EmbeddedRedis {
   socketPath: string
   /** True: a dead owner's server was taken over. */
   adopted: boolean
-  /** The server's process. */
+  /** The server's process; another one once it died and was started again. */
   pid: number
   /** SHUTDOWN, then SIGKILL; then removes instance.json. Idempotent. Close the clients first: they reconnect. */
   stop(): Promise<void>
 }
+
+/** How often the owner looks whether its server still lives; a dead one is started again on the same data. */
+const GUARD_INTERVAL_MS = 1000
 
 const PROGRAMS = ['redis-server', 'valkey-server']
 
@@ -92,9 +95,12 @@ export async function startEmbeddedRedis(options: EmbeddedRedisOptions): Promise
       adopted ? 'embedded Redis adopted' : 'embedded Redis started',
     )
 
-    const isGone = watchProcess(server.pid)
+    const guard = guardServer(server, options, () =>
+      startServer(server.socketPath, dir, options, (redisPid) => note({ redisPid })),
+    )
     const stop = async () => {
-      await stopServer(server, isGone, options)
+      const last = await guard.end()
+      await stopServer(last.server, last.isGone, options)
       // Its folder under the temporary one goes too; whatever holds more than the socket stays.
       if (path.dirname(server.socketPath) !== dir)
         await rmdir(path.dirname(server.socketPath)).catch(() => {})
@@ -105,6 +111,36 @@ export async function startEmbeddedRedis(options: EmbeddedRedisOptions): Promise
   } catch (error) {
     note({ pid: 0, startTime: '' })
     throw error
+  }
+}
+
+/** Starts a server that died again, on the same data, until `end` tells the last one. */
+function guardServer(first: Server, { log }: EmbeddedRedisOptions, startAgain: () => Promise<Server>) {
+  let current = { server: first, isGone: watchProcess(first.pid) }
+  let replacing: Promise<void> | undefined
+  const replace = async () => {
+    log.warn({ redisPid: current.server.pid }, 'embedded Redis died; starting it again')
+    try {
+      const server = await startAgain()
+      current = { server, isGone: watchProcess(server.pid) }
+    } catch (error) {
+      log.warn({ why: (error as Error).message }, 'embedded Redis does not start; trying again')
+    }
+  }
+  const look = () => {
+    if (replacing || !current.isGone()) return
+    replacing = replace().finally(() => {
+      replacing = undefined
+    })
+  }
+  const timer = setInterval(look, GUARD_INTERVAL_MS)
+  timer.unref()
+  return {
+    async end() {
+      clearInterval(timer)
+      await replacing
+      return current
+    },
   }
 }
 
@@ -182,83 +218,6 @@ async function spawnServer(
   throw new Error(
     `No ${PROGRAMS.join(' or ')} on PATH. Install one (Debian: apt-get install redis-server; macOS: brew install redis), or set REDIS_URL.`,
   )
-}
-
-type Answer =
-  | { state: 'absent' }
-  | { state: 'silent'; why: string }
-  | { state: 'loading' | 'ready'; dir: string; pid: number }
-
-/** One look at the socket, by a connection of its own; at most 1 s. */
-function ask(socketPath: string): Promise<Answer> {
-  return withClient(socketPath, async (client) => {
-    // All three are answered while the AOF loads, but only now and then: one round trip.
-    const asked = [client.info('server'), client.info('persistence'), client.config('GET', 'dir')] as const
-    const [server, persistence, config] = await Promise.all(asked)
-    const dir = (config as string[])[1] ?? ''
-    const pid = Number(/^process_id:(\d+)/m.exec(server)?.[1])
-    return { state: /^loading:0/m.test(persistence) ? 'ready' : 'loading', dir, pid }
-  })
-}
-
-async function withClient<T>(
-  socketPath: string,
-  use: (client: Redis) => Promise<T>,
-): Promise<T | Extract<Answer, { state: 'absent' | 'silent' }>> {
-  const client = new Redis({
-    path: socketPath,
-    lazyConnect: true,
-    retryStrategy: null,
-    maxRetriesPerRequest: 0,
-    enableReadyCheck: false,
-    disableClientInfo: true,
-    protocol: 2,
-    connectTimeout: 1_000,
-    commandTimeout: 1_000,
-  })
-  let failure: NodeJS.ErrnoException | undefined
-  client.on('error', (error) => {
-    failure = error
-  })
-  try {
-    await client.connect()
-    return await use(client)
-  } catch (error) {
-    const { code, message } = failure ?? (error as NodeJS.ErrnoException)
-    return code === 'ENOENT' || code === 'ECONNREFUSED'
-      ? { state: 'absent' }
-      : { state: 'silent', why: message }
-  } finally {
-    client.disconnect()
-  }
-}
-
-/** `exited` tells, if so, why no answer will come. */
-async function waitUntilReady(
-  socketPath: string,
-  { answerTimeoutMs = 10_000, loadTimeoutMs = 120_000 }: EmbeddedRedisOptions,
-  exited: () => string | undefined,
-): Promise<Extract<Answer, { dir: string }>> {
-  const begunAt = performance.now()
-  for (let pauseMs = 5; ; pauseMs = Math.min(2 * pauseMs, 50)) {
-    const answer = await ask(socketPath)
-    if (answer.state === 'ready') return answer
-    const end = exited()
-    if (end !== undefined) throw new Error(end)
-    const waitedMs = performance.now() - begunAt
-    if (answer.state === 'loading' && waitedMs > loadTimeoutMs) {
-      throw new Error(
-        `Redis (process ${answer.pid}) still loads ${answer.dir} after ${loadTimeoutMs} ms. It goes on: start again later.`,
-      )
-    }
-    if (answer.state !== 'loading' && waitedMs > answerTimeoutMs) {
-      const why = answer.state === 'silent' ? answer.why : 'nobody listens'
-      throw new Error(
-        `No Redis answers at ${socketPath} after ${answerTimeoutMs} ms (${why}). If one still runs there, end it and start again.`,
-      )
-    }
-    await delay(pauseMs)
-  }
 }
 
 /** Tells whether that very process has ended. */

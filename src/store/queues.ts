@@ -78,6 +78,8 @@ export function startTurnWorkers(
       // Take-overs are counted per turn; BullMQ's own count must never give up on a mailbox.
       maxStalledCount: 1_000_000,
       drainDelay: 5,
+      // After the store was away: look for work again soon.
+      runRetryDelay: 200,
     })
     worker.on('error', options.onError)
     worker.on('stalled', options.onStalled)

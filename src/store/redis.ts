@@ -16,18 +16,24 @@ export const PRODUCER_TIMEOUT_MS = 800
 type Options = Omit<RedisOptions, 'replyMapping'>
 
 const SHARED: Options = {
-  // A command whose answer was lost may have run: whoever sent it decides about a repeat, not the client.
-  autoResendUnfulfilledCommands: false,
   retryStrategy: (times) => Math.min(20 * 2 ** Math.min(times, 5), 500),
   // After a failover the old master answers READONLY: leave it.
   reconnectOnError: (error) => error.message.startsWith('READONLY'),
   enableAutoPipelining: false,
 }
 
+// A command whose answer was lost may have run. Producers are told so and decide; they never wait for a server that is
+// away. What a worker sends is made to be repeated ((epoch, op), or harmless), so the client may send it again; without
+// that it would forget commands in flight, and their callers would wait for ever (docs/decisions/003).
 const BY_KIND: Record<ConnectionKind, Options> = {
-  producer: { enableOfflineQueue: false, maxRetriesPerRequest: 1, commandTimeout: PRODUCER_TIMEOUT_MS },
-  worker: { maxRetriesPerRequest: null },
-  subscriber: { maxRetriesPerRequest: null, autoResubscribe: true },
+  producer: {
+    autoResendUnfulfilledCommands: false,
+    enableOfflineQueue: false,
+    maxRetriesPerRequest: 1,
+    commandTimeout: PRODUCER_TIMEOUT_MS,
+  },
+  worker: { autoResendUnfulfilledCommands: true, maxRetriesPerRequest: null },
+  subscriber: { autoResendUnfulfilledCommands: true, maxRetriesPerRequest: null, autoResubscribe: true },
 }
 
 /**

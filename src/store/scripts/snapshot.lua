@@ -2,7 +2,7 @@
 -- Read a conversation as it is now, in one piece, for a follower that cannot go on from its cursor.
 -- KEYS[1]  conversation's hash
 -- ARGV     1 base
--- Returns  {seq, conversation's hash, {turn id, turn's hash}… of the open ones and the last that ended,
+-- Returns  {seq, conversation's hash, count of items, {turn id, turn's hash}… of the open ones and the last that ended,
 --           log entries since the head turn began}
 -- Expiry   none
 local base = ARGV[1]
@@ -24,4 +24,6 @@ local entries = {}
 if held[3] == 'running' and held[2] then
   entries = redis.call('XRANGE', KEYS[1] .. ':events', held[2] .. '-0', '+')
 end
-return { held[1] or '0', redis.call('HGETALL', KEYS[1]), turns, entries }
+local generation = redis.call('HGET', KEYS[1], 'generation') or '0'
+local count = redis.call('LLEN', KEYS[1] .. ':g' .. generation .. ':items')
+return { held[1] or '0', redis.call('HGETALL', KEYS[1]), count, turns, entries }
