@@ -120,7 +120,6 @@ export async function compose(options: ComposeOptions) {
   }
 
   const stopping = new AbortController()
-  const handOver = new AbortController()
   const running = createRunningTurns()
   const delay = monitorEventLoopDelay({ resolution: 10 })
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
@@ -149,7 +148,6 @@ export async function compose(options: ComposeOptions) {
         running,
         quantum: config.queue.quantum,
         stopping: stopping.signal,
-        handOver: handOver.signal,
         history,
         agents: config.agents,
         provider: providers.get,
@@ -176,7 +174,7 @@ export async function compose(options: ComposeOptions) {
     /** No turn is started after this. */
     stop: () => stopping.abort(),
     /** Turns that still run give up where they are and are handed over. */
-    handOver: () => handOver.abort(),
+    handOver: () => running.handOver(),
     runningCount: () => running.count(),
   }
   const history = createHistory(worker, config.cache.historyBytes)
@@ -188,7 +186,7 @@ export async function compose(options: ComposeOptions) {
     turns,
     async close(): Promise<void> {
       stopping.abort()
-      handOver.abort()
+      running.handOver()
       delay.disable()
       hub.close()
       await Promise.all([scheduler.close(), workerScheduler.close()])

@@ -6,25 +6,61 @@ import type { TurnRecord } from '../store/turns.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import { isEnded, type TurnStatus } from '../vocabulary/turn.ts'
 
+/** Why a running turn gives up: somebody cancelled it, this process stops, or another worker owns it. */
+export type StoppedBy = 'cancelled' | 'handed_over' | 'lost'
+
+/** One running turn's way to be stopped. One controller for all reasons: composed signals would pile up. */
+export interface TurnControl {
+  readonly signal: AbortSignal
+  readonly stoppedBy: StoppedBy | undefined
+  /** The first call aborts the signal; a cancel outweighs a hand-over that came before it. */
+  stop(by: StoppedBy): void
+}
+
 export interface RunningTurns {
-  /** Registers a running turn; call the result when it has ended. */
-  add(turn: string, cancel: () => void): () => void
+  /** Registers a running turn; call `forget` when it has ended. */
+  add(turn: string): { control: TurnControl; forget: () => void }
   /** Cancels the turn if it runs here. */
   cancel(turn: string): void
+  /** Makes all turns, and those that begin later, give up as handed over. */
+  handOver(): void
   count(): number
 }
 
 export function createRunningTurns(): RunningTurns {
-  const running = new Map<string, () => void>()
+  const running = new Map<string, TurnControl>()
+  let handingOver = false
   return {
-    add(turn, cancel) {
-      running.set(turn, cancel)
-      return () => {
-        if (running.get(turn) === cancel) running.delete(turn)
+    add(turn) {
+      const control = createTurnControl()
+      running.set(turn, control)
+      if (handingOver) control.stop('handed_over')
+      const forget = (): void => {
+        if (running.get(turn) === control) running.delete(turn)
       }
+      return { control, forget }
     },
-    cancel: (turn) => running.get(turn)?.(),
+    cancel: (turn) => running.get(turn)?.stop('cancelled'),
+    handOver() {
+      handingOver = true
+      for (const control of running.values()) control.stop('handed_over')
+    },
     count: () => running.size,
+  }
+}
+
+function createTurnControl(): TurnControl {
+  const controller = new AbortController()
+  let stoppedBy: StoppedBy | undefined
+  return {
+    signal: controller.signal,
+    get stoppedBy() {
+      return stoppedBy
+    },
+    stop(by) {
+      if (stoppedBy === undefined || by === 'cancelled') stoppedBy = by
+      controller.abort()
+    },
   }
 }
 

@@ -17,8 +17,6 @@ export interface DrainOptions extends RunTurnOptions {
   quantum: { turns: number; seconds: number }
   /** Aborts when this process stops: no next turn is started. */
   stopping: AbortSignal
-  /** Aborts when turns still running are to be handed over as they stand. */
-  handOver: AbortSignal
   onTurnEnd: (end: TurnEnd) => void
   onTakeOver: () => void
   /** Something in our own code threw; ids only. */
@@ -62,11 +60,10 @@ async function runOne(
   wantNext: () => boolean,
   options: DrainOptions,
 ): Promise<TurnEnd> {
-  const cancel = new AbortController()
-  const forget = options.running.add(started.turn, () => cancel.abort())
-  lease.onCancel(() => cancel.abort())
+  const { control, forget } = options.running.add(started.turn)
+  lease.listen({ onCancel: () => control.stop('cancelled'), onLost: () => control.stop('lost') })
   try {
-    return await runTurn(lease, started, { cancel, handOver: options.handOver }, wantNext, options)
+    return await runTurn(lease, started, control, wantNext, options)
   } catch (error) {
     if (error instanceof LeaseLost || lease.signal.aborted) throw error
     if (!(error instanceof GatewayError)) options.onBug(error, { cid: lease.of.cid, turn: started.turn })
@@ -86,7 +83,7 @@ async function runOne(
     const last = await lease.commit(started.turn, { ...commit, status: 'cancelled', data: {}, fields: {} })
     return { type: 'ended', status: 'cancelled', reply: last }
   } finally {
-    lease.onCancel(undefined)
+    lease.listen(undefined)
     forget()
   }
 }

@@ -42,7 +42,6 @@ export interface ModelStepOptions {
   signal: AbortSignal
   windowMs: () => number
   onCancel: () => void
-  onIntended: () => void
   onStep: (name: string) => void | Promise<void>
   nowMs: () => number
 }
@@ -62,7 +61,6 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
   const step: Step = { entry, generation: context.generation, request: sent, items: [], events: [] }
   if ((await lease.step(context.turn, options.attempt, step)) === 'cancelled')
     return { type: 'aborted', text: '' }
-  options.onIntended()
 
   const writer = createDeltaWriter({ ...options, turn: context.turn })
   let text = ''

@@ -9,6 +9,7 @@ import type { Commit, CommitReply, Lease, StartedTurn } from '../store/lease.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
 import type { Reply, TurnError } from '../vocabulary/turn.ts'
+import type { TurnControl } from './control.ts'
 import { assistantItem, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
 
@@ -30,11 +31,11 @@ export type TurnEnd =
   | { type: 'ended'; status: Commit['status']; reply: CommitReply }
   | { type: 'handed_over' }
 
-/** `cancel` aborts when the turn is to be cancelled, `handOver` when this process stops. */
+/** `control` stops the turn while it runs; `wantNext` tells at its end whether this activation goes on. */
 export async function runTurn(
   lease: Lease,
   started: StartedTurn,
-  control: { cancel: AbortController; handOver: AbortSignal },
+  control: TurnControl,
   wantNext: () => boolean,
   options: RunTurnOptions,
 ): Promise<TurnEnd> {
@@ -90,21 +91,19 @@ export async function runTurn(
   const last = turn.steps.at(-1)
   if (last?.state === 'done') return complete(last.result as ModelResult)
 
-  const signal = AbortSignal.any([control.cancel.signal, control.handOver, lease.signal])
   const provider = await options.provider(agent.provider)
   const outcome: ModelOutcome = await runModelStep({
     lease,
     context,
     agent,
     provider,
-    signal,
+    signal: control.signal,
     attempt: started.attempt,
     step: last?.n ?? 1,
     index: 0,
     chain: chainOf(bound.loaded, context.generation, agent.route),
     windowMs: options.windowMs,
-    onCancel: () => control.cancel.abort(),
-    onIntended: () => undefined,
+    onCancel: () => control.stop('cancelled'),
     onStep: options.onStep,
     nowMs: options.nowMs,
   })
@@ -118,7 +117,7 @@ export async function runTurn(
     case 'failed':
       return fail(outcome.error)
     case 'aborted':
-      if (control.handOver.aborted && !control.cancel.signal.aborted) {
+      if (control.stoppedBy === 'handed_over') {
         await lease.release()
         return { type: 'handed_over' }
       }

@@ -16,14 +16,23 @@ export async function untilEnded(
   signal: AbortSignal,
   options: { hub: Hub; reads: ConversationReads; keys: Keys },
 ): Promise<TurnRecord | undefined> {
-  const deadline = AbortSignal.any([signal, AbortSignal.timeout(timeoutMs)])
-  for (let id = turn; ; ) {
-    const record = await options.reads.turn(id)
-    if (!record) return undefined
-    if (!isEnded(record.status)) await untilTerminal(record, deadline, options)
-    const now = isEnded(record.status) ? record : await options.reads.turn(id)
-    if (now?.status !== 'merged' || now.into === undefined || deadline.aborted) return now
-    id = now.into
+  const deadline = new AbortController()
+  const stop = (): void => deadline.abort()
+  const timer = setTimeout(stop, timeoutMs)
+  signal.addEventListener('abort', stop, { once: true })
+  if (signal.aborted) stop()
+  try {
+    for (let id = turn; ; ) {
+      const record = await options.reads.turn(id)
+      if (!record) return undefined
+      if (!isEnded(record.status)) await untilTerminal(record, deadline.signal, options)
+      const now = isEnded(record.status) ? record : await options.reads.turn(id)
+      if (now?.status !== 'merged' || now.into === undefined || deadline.signal.aborted) return now
+      id = now.into
+    }
+  } finally {
+    clearTimeout(timer)
+    signal.removeEventListener('abort', stop)
   }
 }
 

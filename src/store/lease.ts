@@ -98,6 +98,12 @@ export interface LeaseOptions {
   onStep: (name: string) => void | Promise<void>
 }
 
+export interface LeaseListener {
+  /** A renewal found a cancel mark on the running turn. */
+  onCancel: () => void
+  onLost: () => void
+}
+
 export type ClaimReply =
   | { type: 'claimed'; lease: Lease; started: StartedTurn }
   | { type: 'live'; leaseUntil: number }
@@ -130,7 +136,7 @@ export class Lease {
   #tail: Promise<unknown> = Promise.resolve()
   #renewal: NodeJS.Timeout
   #turn: string
-  #onCancel: (() => void) | undefined
+  #listener: LeaseListener | undefined
 
   constructor(of: ConversationKey, epoch: string, turn: string, options: LeaseOptions) {
     this.of = of
@@ -142,9 +148,10 @@ export class Lease {
     this.#renewal.unref()
   }
 
-  /** Tells `listener` once when a renewal or an append finds a cancel mark on the running turn. */
-  onCancel(listener: (() => void) | undefined): void {
-    this.#onCancel = listener
+  /** One listener at a time, for the turn that runs now. */
+  listen(listener: LeaseListener | undefined): void {
+    this.#listener = listener
+    if (listener && this.signal.aborted) listener.onLost()
   }
 
   async bind(turn: string, bind: Bind): Promise<'bound' | 'cancelled' | 'notes_changed'> {
@@ -257,7 +264,7 @@ export class Lease {
       const args = [this.of.shard.base, this.of.cid, this.epoch, leaseMs, this.#turn]
       const reply = toStrings(await runScript(redis, 'renew', [this.of.key], args))
       if (reply[0] === 'lost') this.#lose()
-      else if (reply[1] === '1') this.#onCancel?.()
+      else if (reply[1] === '1') this.#listener?.onCancel()
     } catch (error) {
       // No answer decides nothing: the epoch rules, and the next renewal comes soon.
       if (!isPassing(error)) throw error
@@ -267,6 +274,7 @@ export class Lease {
   #lose(): void {
     this.close()
     this.#lost.abort()
+    this.#listener?.onLost()
   }
 }
 

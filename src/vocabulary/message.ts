@@ -35,7 +35,7 @@ export interface Note {
   expiresAt?: number
 }
 
-/** Longest text of one note, in UTF-16 code units. */
+/** Longest text of one note, in code points. */
 export const NOTE_MAX_CHARACTERS = 2000
 
 /** The exact parts sent to the model for a user item, beside its clean content. */
