@@ -1,7 +1,8 @@
 // Writes a model's deltas to the log as events: the first one at once, the rest as fast as the store takes them,
 // joined while it is busy and, on a loaded process, over a short window.
 
-import type { Lease, NewEvent } from '../store/lease.ts'
+import type { Lease } from '../store/lease.ts'
+import type { NewEvent } from '../store/turn-writes.ts'
 import type { Phase } from '../vocabulary/turn.ts'
 
 type Kind = 'text.delta' | 'reasoning.delta'

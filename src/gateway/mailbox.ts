@@ -3,8 +3,9 @@
 
 import { randomUUID } from 'node:crypto'
 import type { Keys } from '../store/keys.ts'
-import { claim, type Lease, LeaseLost, type LeaseOptions, type StartedTurn } from '../store/lease.ts'
+import { claim, type Lease, LeaseLost, type LeaseOptions } from '../store/lease.ts'
 import type { TurnScheduler } from '../store/queues.ts'
+import type { StartedTurn } from '../store/turn-writes.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import type { RunningTurns } from './control.ts'
 import { type RunTurnOptions, runTurn, type TurnEnd } from './run-turn.ts'

@@ -233,22 +233,26 @@ export class Follower {
         await this.#sendReset(this.#reset)
         continue
       }
+      const heard = this.#newest
       const frames = await this.#patiently(() => this.#options.log.read(this.#following.of, this.#last))
       const first = frames[0]
-      if (first ? first.id !== this.#last + 1 : await this.#isBehind()) {
-        this.#reset = 'slow'
-        continue
-      }
+      if (first === undefined) this.#reset = await this.#findLoss(heard)
+      else if (first.id !== this.#last + 1) this.#reset = 'slow'
+      if (this.#reset) continue
       for (const frame of frames) if (!this.#deliver(frame)) return
       if (frames.length < PAGE && this.#newest <= this.#last) return
     }
   }
 
-  /** True when events that this follower has not seen are gone from the log. */
-  async #isBehind(): Promise<boolean> {
-    if (this.#newest <= this.#last) return false
-    const { last } = await this.#patiently(() => this.#options.log.bounds(this.#following.of))
-    return last > this.#last
+  /**
+   * Why nothing follows in the log: undefined when this follower has seen it all, or what followed came just now;
+   * `slow` when events that it has not seen are gone; `unknown` when the store has lost events that it has seen, or
+   * has `heard` of before it read.
+   */
+  async #findLoss(heard: number): Promise<ResetReason | undefined> {
+    const { first, last } = await this.#patiently(() => this.#options.log.bounds(this.#following.of))
+    if (last < Math.max(this.#last, heard)) return 'unknown'
+    return (first ?? last + 1) > this.#last + 1 ? 'slow' : undefined
   }
 
   async #sendReset(reason: ResetReason): Promise<void> {
@@ -256,6 +260,7 @@ export class Follower {
     const snapshot = await this.#patiently(() => this.#options.reads.snapshot(of))
     this.#reset = undefined
     this.#last = snapshot.seq
+    this.#newest = snapshot.seq
     if (this.#closed) return
     const frame = toResetFrame(conversation, snapshot, reason, this.#options.nowMs())
     if (this.#sink?.send(frame) === false) this.#blockedAt = this.#options.nowMs()

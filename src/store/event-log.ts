@@ -30,8 +30,9 @@ export function createEventLog(reader: Redis, subscriber: Redis) {
 
     /** Ids of the oldest kept entry (undefined for an empty log) and of the last one ever written. */
     async bounds(of: ConversationKey): Promise<{ first: number | undefined; last: number }> {
-      const [entries, seq] = await answer(
-        Promise.all([reader.xrange(`${of.key}:events`, '-', '+', 'COUNT', 1), reader.hget(of.key, 'seq')]),
+      // The number first: an event that comes between the two must not pass for one that was trimmed.
+      const [seq, entries] = await answer(
+        Promise.all([reader.hget(of.key, 'seq'), reader.xrange(`${of.key}:events`, '-', '+', 'COUNT', 1)]),
       )
       const first = entries[0]
       return { first: first && Number.parseInt(first[0], 10), last: Number(seq ?? 0) }

@@ -4,15 +4,24 @@
 
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Redis } from 'ioredis'
-import type { EventName } from '../vocabulary/event.ts'
-import type { Item } from '../vocabulary/item.ts'
-import type { Sidecar } from '../vocabulary/message.ts'
 import type { Phase } from '../vocabulary/turn.ts'
 import type { Retention } from './conversations.ts'
 import type { ConversationKey } from './keys.ts'
 import { isPassing } from './redis.ts'
 import { runScript, type ScriptName, toStrings } from './scripts.ts'
-import type { JournalEntry } from './turns.ts'
+import {
+  type Bind,
+  type Commit,
+  type CommitReply,
+  type NewEvent,
+  type StartedTurn,
+  type Step,
+  toBindArgs,
+  toCommitArgs,
+  toEventArgs,
+  toStarted,
+  toStepArgs,
+} from './turn-writes.ts'
 
 /** Another epoch rules: stop at once and write nothing. */
 export class LeaseLost extends Error {
@@ -21,74 +30,6 @@ export class LeaseLost extends Error {
     this.name = 'LeaseLost'
   }
 }
-
-export interface StartedTurn {
-  turn: string
-  attempt: number
-  takeOvers: number
-  generation: number
-}
-
-/** An event without what the log adds: conversation, at, turn, attempt. */
-export interface NewEvent {
-  event: EventName
-  data: Record<string, unknown>
-}
-
-export interface NewGeneration {
-  from: number
-  fields: Record<string, string>
-}
-
-export interface Bind {
-  generation: number
-  /** Present when the generation opens with this turn. */
-  opens?: NewGeneration
-  item: Item
-  sidecar: Sidecar | null
-  /** Waiting notes that the sidecar tells. */
-  toldNoteIds: string[]
-  expiredNoteIds: string[]
-}
-
-/** One model call as `GET …/prefix` shows it. */
-export interface RequestEntry {
-  turn: string
-  call: number
-  route: string
-  items: number
-  segments: number
-  head: string
-  sharedSegments: number
-  cachedTokens: number | null
-  broken: null | { segment: number; byte: number; cause: string }
-}
-
-export interface Step {
-  entry: JournalEntry
-  generation: number
-  request: RequestEntry
-  /** `done`: what the step made. */
-  items: Item[]
-  events: NewEvent[]
-}
-
-export interface Commit {
-  status: 'completed' | 'failed' | 'cancelled'
-  generation: number
-  items: Item[]
-  /** Members of the terminal event. */
-  data: Record<string, unknown>
-  /** Fields of the turn's hash. */
-  fields: Record<string, string>
-  /** Whether to go on with the next turn under the same lease. */
-  wantNext: boolean
-}
-
-export type CommitReply =
-  | { type: 'committed'; next: StartedTurn | undefined; left: number }
-  /** A cancel came first: commit again as cancelled. */
-  | { type: 'cancelled' }
 
 export interface LeaseOptions {
   redis: Redis
@@ -155,46 +96,18 @@ export class Lease {
   }
 
   async bind(turn: string, bind: Bind): Promise<'bound' | 'cancelled' | 'notes_changed'> {
-    const opens = bind.opens
-    const reply = await this.#owned('bind', [
-      turn,
-      bind.generation,
-      opens ? opens.from : '',
-      bind.item.n,
-      JSON.stringify(bind.item),
-      bind.sidecar ? JSON.stringify(bind.sidecar) : '',
-      bind.toldNoteIds.length,
-      bind.expiredNoteIds.length,
-      ...bind.toldNoteIds,
-      ...bind.expiredNoteIds,
-      ...Object.entries(opens?.fields ?? {}).flat(),
-    ])
-    return reply[0] === 'cancelled' || reply[0] === 'notes_changed' ? reply[0] : 'bound'
+    const [reply] = await this.#owned('bind', [turn, ...toBindArgs(bind)])
+    return reply === 'cancelled' || reply === 'notes_changed' ? reply : 'bound'
   }
 
   /** `cancelled`: nothing was written, the turn is to be committed as cancelled. */
   async step(turn: string, attempt: number, step: Step): Promise<'ok' | 'cancelled'> {
-    const reply = await this.#owned(
+    const [reply] = await this.#owned(
       'step',
-      [
-        turn,
-        attempt,
-        step.entry.n,
-        step.entry.state,
-        JSON.stringify(step.entry),
-        step.generation,
-        step.request.route,
-        step.request.items,
-        step.request.head,
-        JSON.stringify(step.request),
-        step.items.at(-1)?.n ?? 0,
-        step.items.length,
-        ...step.items.map((item) => JSON.stringify(item)),
-        ...step.events.flatMap(toEventArgs),
-      ],
+      [turn, attempt, ...toStepArgs(step)],
       `step.${step.entry.state}`,
     )
-    return reply[0] === 'cancelled' ? 'cancelled' : 'ok'
+    return reply === 'cancelled' ? 'cancelled' : 'ok'
   }
 
   /** True when the turn bears a cancel mark; the events are written all the same. */
@@ -205,21 +118,7 @@ export class Lease {
 
   async commit(turn: string, commit: Commit): Promise<CommitReply> {
     const { retention, leaseMs } = this.#options
-    const reply = await this.#owned('commit', [
-      turn,
-      commit.status,
-      commit.generation,
-      commit.items.at(-1)?.n ?? 0,
-      commit.wantNext ? 1 : 0,
-      leaseMs,
-      retention.turnsMs,
-      retention.eventsCount,
-      retention.eventsMs,
-      toRest(commit.data),
-      commit.items.length,
-      ...commit.items.map((item) => JSON.stringify(item)),
-      ...Object.entries(commit.fields).flat(),
-    ])
+    const reply = await this.#owned('commit', [turn, ...toCommitArgs(commit, leaseMs, retention)])
     if (reply[0] === 'cancelled') return { type: 'cancelled' }
     const next = reply[1] ? toStarted(reply[1], reply[2], reply[3], reply[5]) : undefined
     if (next) this.#turn = next.turn
@@ -288,18 +187,4 @@ async function untilAnswered(call: () => Promise<unknown>, stop: AbortSignal): P
       await delay(pauseMs, undefined, { signal: stop })
     }
   }
-}
-
-function toStarted(turn = '', attempt = '0', takeOvers = '0', generation = '0'): StartedTurn {
-  return { turn, attempt: Number(attempt), takeOvers: Number(takeOvers), generation: Number(generation) }
-}
-
-function toEventArgs({ event, data }: NewEvent): [string, string] {
-  return [event, toRest(data)]
-}
-
-/** Members of an event, as the JSON that follows the common ones: `,"a":1` or ''. */
-function toRest(data: Record<string, unknown>): string {
-  const json = JSON.stringify(data)
-  return json === '{}' ? '' : `,${json.slice(1, -1)}`
 }
