@@ -144,7 +144,13 @@ export async function compose(options: ComposeOptions) {
       drainMailbox(cid, {
         keys,
         scheduler: workerScheduler,
-        lease: { redis: worker, leaseMs: config.queue.lockDurationMs, retention: config.retention, onStep },
+        lease: {
+          redis: worker,
+          leaseMs: config.queue.lockDurationMs,
+          retention: config.retention,
+          onTrouble: (error) => log.error(toLoggable(error), 'a lease could not be renewed'),
+          onStep,
+        },
         running,
         quantum: config.queue.quantum,
         stopping: stopping.signal,

@@ -24,7 +24,7 @@ export function startSweeper(turns: Turnpike['turns']): { close(): Promise<void>
     for (const shard of turns.keys.shards) {
       const { cids, oldestPendingMs } = await turns.sweep(shard)
       oldestMs = Math.max(oldestMs, oldestPendingMs)
-      for (const cid of cids) await turns.scheduler.wake(shard, cid)
+      for (const cid of cids) await turns.scheduler.wakeAgain(shard, cid)
     }
     turns.metrics.oldestPendingSeconds.set(oldestMs / 1000)
   }

@@ -26,31 +26,37 @@ export interface DrainOptions extends RunTurnOptions {
 
 export async function drainMailbox(cid: string, options: DrainOptions): Promise<void> {
   if (options.stopping.aborted) return
-  const of = options.keys.fromCid(cid)
-  const reply = await claim(of, randomUUID(), options.lease, options.stopping)
-  if (reply.type !== 'claimed') return
-  const { lease } = reply
+  let lease: Lease | undefined
+  try {
+    const of = options.keys.fromCid(cid)
+    const reply = await claim(of, randomUUID(), options.lease, options.stopping)
+    if (reply.type !== 'claimed') return
+    lease = reply.lease
+    // Others come first after a quantum, or take what this process hands over. The sweep would find it a little later.
+    if (await drainClaimed(lease, reply.started, options)) await options.scheduler.wake(of.shard, cid)
+  } catch (error) {
+    if (!(error instanceof LeaseLost) && !options.stopping.aborted) options.onBug(error, { cid })
+  } finally {
+    lease?.close()
+  }
+}
+
+/** True when work is left. */
+async function drainClaimed(lease: Lease, first: StartedTurn, options: DrainOptions): Promise<boolean> {
   const beganAt = options.nowMs()
   let turns = 0
   const wantNext = (): boolean =>
     !options.stopping.aborted &&
     turns + 1 < options.quantum.turns &&
     options.nowMs() - beganAt < options.quantum.seconds * 1000
-  try {
-    for (let started: StartedTurn | undefined = reply.started; started; turns++) {
-      if (started.takeOvers > 0) options.onTakeOver()
-      const end = await runOne(lease, started, wantNext, options)
-      options.onTurnEnd(end)
-      if (end.type === 'handed_over') return
-      if (end.reply.type !== 'committed') throw new Error('a commit ended neither committed nor lost')
-      started = end.reply.next
-      // The quantum is over: others first. The sweep would find the rest too, a little later.
-      if (!started && end.reply.left > 0) await options.scheduler.wake(of.shard, cid)
-    }
-  } catch (error) {
-    if (!(error instanceof LeaseLost)) options.onBug(error, { cid })
-  } finally {
-    lease.close()
+  for (let started = first; ; turns++) {
+    if (started.takeOvers > 0) options.onTakeOver()
+    const end = await runOne(lease, started, wantNext, options)
+    options.onTurnEnd(end)
+    if (end.type === 'handed_over') return true
+    if (end.reply.type !== 'committed') throw new Error('a commit ended neither committed nor lost')
+    if (!end.reply.next) return end.reply.left > 0
+    started = end.reply.next
   }
 }
 

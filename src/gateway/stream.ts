@@ -120,10 +120,9 @@ export function createHub(options: HubOptions): Hub {
 
 /** A turn's stream begins with its first event, whatever older events the conversation has. */
 function startOf({ cursor, turn }: FollowOptions): Cursor {
-  if (!turn || cursor.type === 'malformed') return cursor
+  if (!turn || cursor.type === 'malformed' || cursor.type === 'latest') return cursor
   const before = turn.queuedSeq - 1
-  if (cursor.type === 'after' && cursor.id >= before) return cursor
-  return before === 0 ? { type: 'start' } : { type: 'after', id: before }
+  return { type: 'after', id: cursor.type === 'after' ? Math.max(cursor.id, before) : before }
 }
 
 async function refuseAfter(timeoutMs: number): Promise<never> {

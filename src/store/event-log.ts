@@ -2,7 +2,7 @@
 // gateway/stream.ts puts the two together; this file knows nothing of followers.
 
 import type { Redis } from 'ioredis'
-import { type Frame, toEventName } from '../vocabulary/event.ts'
+import type { Frame } from '../vocabulary/event.ts'
 import type { ConversationKey } from './keys.ts'
 import { toRefusal } from './redis.ts'
 
@@ -68,7 +68,7 @@ async function answer<T>(reading: Promise<T>): Promise<T> {
 }
 
 export function toFrame([id, fields]: [string, string[]]): Frame {
-  return { id: Number.parseInt(id, 10), event: toEventName(fields[1] ?? ''), data: fields[3] ?? '{}' }
+  return { id: Number.parseInt(id, 10), event: fields[1] ?? '', data: fields[3] ?? '{}' }
 }
 
 /** `<seq> <event> <data>` → frame. */
@@ -77,7 +77,7 @@ function parseLive(message: string): Frame {
   const second = message.indexOf(' ', first + 1)
   return {
     id: Number(message.slice(0, first)),
-    event: toEventName(message.slice(first + 1, second)),
+    event: message.slice(first + 1, second),
     data: message.slice(second + 1),
   }
 }

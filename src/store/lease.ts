@@ -35,6 +35,8 @@ export interface LeaseOptions {
   redis: Redis
   leaseMs: number
   retention: Retention
+  /** A renewal that was refused for a reason that does not pass; the lease may run out. */
+  onTrouble: (error: unknown) => void
   /** Called after each written call, by script name; tests put failpoints there. */
   onStep: (name: string) => void | Promise<void>
 }
@@ -160,13 +162,15 @@ export class Lease {
   async #renew(): Promise<void> {
     try {
       const { redis, leaseMs } = this.#options
-      const args = [this.of.shard.base, this.of.cid, this.epoch, leaseMs, this.#turn]
+      const turn = this.#turn
+      const args = [this.of.shard.base, this.of.cid, this.epoch, leaseMs, turn]
       const reply = toStrings(await runScript(redis, 'renew', [this.of.key], args))
       if (reply[0] === 'lost') this.#lose()
-      else if (reply[1] === '1') this.#listener?.onCancel()
+      // A mark on a turn that was committed meanwhile says nothing about the one that runs now.
+      else if (reply[1] === '1' && turn === this.#turn) this.#listener?.onCancel()
     } catch (error) {
       // No answer decides nothing: the epoch rules, and the next renewal comes soon.
-      if (!isPassing(error)) throw error
+      if (!isPassing(error)) this.#options.onTrouble(error)
     }
   }
 

@@ -11,6 +11,11 @@ export interface TurnScheduler {
    * lost as a drain ends. Resolves when the queue has it; a failed one is made good by the sweep.
    */
   wake(shard: Shard, cid: string): Promise<void>
+  /**
+   * The same for the sweep, beside any other wake-up: one whose answer was lost stays active in the queue, with nobody
+   * at work, until BullMQ's lock runs out, and takes all later ones to itself until then.
+   */
+  wakeAgain(shard: Shard, cid: string): Promise<void>
   close(): Promise<void>
 }
 
@@ -41,12 +46,14 @@ export function createTurnScheduler(
     queue.on('error', onError)
     return queue
   })
+  const add = async (shard: Shard, cid: string, id: string): Promise<void> => {
+    const queue = queues[shard.index]
+    if (!queue) throw new Error(`no queue for shard ${shard.index}`)
+    await queue.add('activation', { cid }, { deduplication: { id, keepLastIfActive: true } })
+  }
   return {
-    async wake(shard, cid) {
-      const queue = queues[shard.index]
-      if (!queue) throw new Error(`no queue for shard ${shard.index}`)
-      await queue.add('activation', { cid }, { deduplication: { id: cid, keepLastIfActive: true } })
-    },
+    wake: (shard, cid) => add(shard, cid, cid),
+    wakeAgain: (shard, cid) => add(shard, cid, `${cid}~again`),
     async close() {
       await Promise.all(queues.map((queue) => queue.close()))
     },

@@ -8,8 +8,8 @@ import { runScript } from './scripts.ts'
 
 /** At most so many of each kind at a time. */
 const BATCH = 100
-/** What was taken comes again after this, if nothing was done about it. */
-const MOVE_ON_MS = 10_000
+/** What was taken comes again after this, if nothing was done about it: the answer may be lost, its taker may die. */
+const MOVE_ON_MS = 2_000
 
 export interface Swept {
   /** Conversations to wake. */

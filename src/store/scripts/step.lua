@@ -37,7 +37,9 @@ else
   for i = 17, 16 + count do
     redis.call('RPUSH', generation .. ':items', ARGV[i])
   end
-  redis.call('HSET', KEYS[1], 'n', ARGV[15])
+  if count > 0 then
+    redis.call('HSET', KEYS[1], 'n', ARGV[15])
+  end
   redis.call('HDEL', turnKey, 'firstDelta')
   redis.call('LSET', generation .. ':requests', -1, ARGV[14])
   for i = 17 + count, #ARGV, 2 do

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
--- Take what is due: conversations to look at, timers, outlets. Each is moved 10 s on, so that it comes again if the
--- caller dies before it acted.
+-- Take what is due: conversations to look at, timers, outlets. Each is moved on a little, so that it comes again if the
+-- caller dies before it acted, or never gets the answer.
 -- KEYS     1 pending, 2 timers, 3 outbox
 -- ARGV     1 at most so many of each, 2 ms to move them on
 -- Returns  {conversations, timers, outlets, age in ms of the oldest pending entry that is due, or '0'}
