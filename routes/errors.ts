@@ -40,7 +40,7 @@ export function toProblem(code: ErrorCode, detail: string): Problem {
 /** Any error → the refusal that the client sees. Pure; the second value says that it is a fault of ours. */
 export function toGatewayError(error: unknown): { refusal: GatewayError; isBug: boolean } {
   if (error instanceof GatewayError) return { refusal: error, isBug: false }
-  const { code, statusCode, validation, message } = error as Partial<FastifyError>
+  const { code, statusCode, validation, message } = (error ?? {}) as Partial<FastifyError>
   const refuse = (as: ErrorCode, detail: string): { refusal: GatewayError; isBug: boolean } => ({
     refusal: new GatewayError(as, detail),
     isBug: false,

@@ -1,6 +1,7 @@
 // The HTTP door: what is served, in order of the table below. Built without listening, so that tests and main.ts
 // decide where it listens.
 
+import type { Socket } from 'node:net'
 import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify'
 import { serializerCompiler, validatorCompiler } from 'fastify-type-provider-zod'
 import type { Turnpike } from '../src/compose.ts'
@@ -40,6 +41,7 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
   )
   readJsonBodies(app, gateway.config.limits.depth)
   app.addHook('preClose', async () => gateway.closeStreams())
+  closeUnusedConnections(app)
 
   await app.register(conversationRoutes, { gateway })
   await app.register(eventRoutes, { gateway })
@@ -50,4 +52,19 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
 
 function whereOf(request: FastifyRequest): { method: string; route: string } {
   return { method: request.method, route: request.routeOptions.url ?? 'unknown' }
+}
+
+/**
+ * Browsers connect ahead of use. Node takes a connection without a byte for one whose request is under way, and
+ * closing would wait for its time-out.
+ */
+function closeUnusedConnections(app: FastifyInstance): void {
+  const sockets = new Set<Socket>()
+  app.server.on('connection', (socket) => {
+    sockets.add(socket)
+    socket.once('close', () => sockets.delete(socket))
+  })
+  app.addHook('preClose', async () => {
+    for (const socket of sockets) if (socket.bytesRead === 0) socket.destroy()
+  })
 }

@@ -56,11 +56,13 @@ function createSseSink(raw: FastifyReply['raw'], bufferBytes: number): Sink {
   return {
     send(frame) {
       raw.write(encodeSse(frame))
-      return raw.writableLength <= bufferBytes
+      // Without a write that was refused there is no drain to wait for, however small the buffer is set.
+      return raw.writableLength <= bufferBytes || !raw.writableNeedDrain
     },
     ping: () => void raw.write(PING),
     end: () => void raw.end(),
-    destroy: () => void raw.destroy(),
+    // A plain close would leave what the peer does not take with the kernel, for as long as the peer lives.
+    destroy: () => void raw.socket?.resetAndDestroy(),
     onDrain: (listener) => void raw.on('drain', listener),
     onClose: (listener) => void raw.on('close', listener),
   }

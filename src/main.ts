@@ -9,6 +9,8 @@ import { createLog, type Logger, toLoggable } from './observability/log.ts'
 import { startEmbeddedRedis } from './store/embedded-redis.ts'
 import type { RedisTarget } from './store/redis.ts'
 
+type Server = Awaited<ReturnType<typeof createServer>>
+
 export interface StartOptions {
   env: Record<string, string | undefined>
   cwd: string
@@ -64,9 +66,10 @@ async function open(
         })
   try {
     if (isWorker) await turnpike.turns.prepare()
+    const url = await server?.listen({ host: config.host, port: config.port })
+    // Last, since nothing can fail after it: a process that does not come up must run no turns.
     const worker = isWorker ? startTurnWorker(turnpike.turns) : undefined
     const sweeper = isWorker ? startSweeper(turnpike.turns) : undefined
-    const url = await server?.listen({ host: config.host, port: config.port })
     log.info({ role: config.role, url, agents: [...config.agents.keys()] }, 'ready')
     return {
       config,
@@ -75,9 +78,9 @@ async function open(
       async close() {
         stopping = true
         turnpike.turns.stop()
-        await server?.close()
-        await sweeper?.close()
-        await worker?.close(config.shutdown.graceMs)
+        // Side by side, so that all of it fits into the one time of grace.
+        const { graceMs } = config.shutdown
+        await Promise.all([closeServer(server, graceMs), sweeper?.close(), worker?.close(graceMs)])
         await turnpike.close()
         await stopRedis()
       },
@@ -87,6 +90,17 @@ async function open(
     await turnpike.close()
     throw error
   }
+}
+
+/** Lets requests end; peers that take longer than `graceMs`, or do not read what they asked for, are cut. */
+async function closeServer(server: Server | undefined, graceMs: number): Promise<void> {
+  if (!server) return
+  const timer = setTimeout(() => server.server.closeAllConnections(), graceMs)
+  // Node closes the connections that are idle as `close` is called; those whose answers end later would stay open.
+  const idle = setInterval(() => server.server.closeIdleConnections(), 50)
+  await server.close()
+  clearTimeout(timer)
+  clearInterval(idle)
 }
 
 async function main(): Promise<void> {

@@ -25,7 +25,7 @@ export type ModelOutcome =
   | { type: 'done'; result: ModelResult; firstTokenAt?: number }
   /** `text` is what had reached the log. */
   | { type: 'aborted'; text: string }
-  | { type: 'failed'; error: TurnError }
+  | { type: 'failed'; error: TurnError; text: string }
 
 export interface ModelStepOptions {
   lease: Lease
@@ -81,7 +81,11 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
       case 'error':
         await writer.flush()
         if (signal.aborted || event.kind === 'aborted') return { type: 'aborted', text: writer.written() }
-        return { type: 'failed', error: { code: CODE_OF[event.kind], message: event.message } }
+        return {
+          type: 'failed',
+          error: { code: CODE_OF[event.kind], message: event.message },
+          text: writer.written(),
+        }
       case 'stop': {
         await writer.flush()
         if (signal.aborted) return { type: 'aborted', text: writer.written() }
@@ -91,8 +95,9 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
           entry: { ...entry, state: 'done', result },
           generation: context.generation,
           request: { ...sent, cachedTokens: event.usage.cachedInputTokens },
-          items:
-            text === '' ? [] : [assistantItem(context, text, 'completed', options.step, options.nowMs())],
+          items: isBlank(text)
+            ? []
+            : [assistantItem(context, text, 'completed', options.step, options.nowMs())],
           events: [
             ...(text === '' ? [] : [{ event: 'text.done' as const, data: { index: options.index, text } }]),
             { event: 'usage', data: { usage: event.usage } },
@@ -107,6 +112,11 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
     }
   }
   throw new Error(`provider ${provider.name} ended its stream without a stop or an error`)
+}
+
+/** An answer of white space alone is none: vendors refuse it in a history. */
+export function isBlank(text: string): boolean {
+  return text.trim() === ''
 }
 
 /** An answer, or what had been said of it. Follows the turn's last item. */

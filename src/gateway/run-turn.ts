@@ -11,7 +11,7 @@ import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/bui
 import type { Item } from '../vocabulary/item.ts'
 import type { Reply, TurnError } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
-import { assistantItem, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
+import { assistantItem, isBlank, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
 
 export interface RunTurnOptions {
@@ -47,7 +47,8 @@ export async function runTurn(
   const { turn } = loaded
   let context: TurnContext | undefined
 
-  const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>): Promise<TurnEnd> => {
+  /** `said` is text in the log that no item holds yet. */
+  const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>, said = ''): Promise<TurnEnd> => {
     const generation = context?.generation ?? started.generation
     const full: Commit = {
       ...commit,
@@ -57,17 +58,17 @@ export async function runTurn(
     }
     const reply = await lease.commit(turn.id, full)
     // A cancel came between the model's last byte and here: it wins, since it was promised first.
-    if (reply.type === 'cancelled') return end({ status: 'cancelled', items: [], data: {}, fields: {} })
+    if (reply.type === 'cancelled') return cancelled(said)
     return { type: 'ended', status: commit.status, reply }
   }
-  const fail = (error: TurnError): Promise<TurnEnd> =>
-    end({ status: 'failed', items: [], data: { error }, fields: { error: JSON.stringify(error) } })
+  const fail = (error: TurnError, said = ''): Promise<TurnEnd> =>
+    end({ status: 'failed', items: [], data: { error }, fields: { error: JSON.stringify(error) } }, said)
   const cancelled = (text: string): Promise<TurnEnd> => {
-    const items: Item[] = text === '' || !context ? [] : [partialItem(context, text, options.nowMs())]
+    const items: Item[] = isBlank(text) || !context ? [] : [partialItem(context, text, options.nowMs())]
     return end({ status: 'cancelled', items, data: {}, fields: {} })
   }
   const complete = ({ text, stopReason, usage }: ModelResult): Promise<TurnEnd> => {
-    const reply: Reply = { text, content: text === '' ? [] : [{ type: 'text', text }] }
+    const reply: Reply = { text, content: isBlank(text) ? [] : [{ type: 'text', text }] }
     const fields = { reply: JSON.stringify(reply), usage: JSON.stringify(usage), stopReason }
     return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields })
   }
@@ -116,7 +117,7 @@ export async function runTurn(
       }
       return complete(outcome.result)
     case 'failed':
-      return fail(outcome.error)
+      return fail(outcome.error, outcome.text)
     case 'aborted':
       if (control.stoppedBy === 'handed_over') {
         await lease.release()

@@ -4,7 +4,7 @@
 
 import { setTimeout as delay } from 'node:timers/promises'
 import type { ConversationReads } from '../store/conversation-reads.ts'
-import { type EventLog, PAGE } from '../store/event-log.ts'
+import type { EventLog } from '../store/event-log.ts'
 import type { ConversationKey } from '../store/keys.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import { type Frame, isTerminal, type ResetReason } from '../vocabulary/event.ts'
@@ -52,6 +52,8 @@ export interface Hub {
   close(): void
 }
 
+/** Events read from the log at a time: few at first, since they may be large, more while the peer keeps up. */
+const PAGE = { first: 20, most: 500 }
 /** Longest wait for the store to confirm a subscription. */
 const SUBSCRIBE_TIMEOUT_MS = 800
 
@@ -92,18 +94,23 @@ export function createHub(options: HubOptions): Hub {
     options.log.unsubscribe(of).catch(() => undefined)
   }
 
+  function refuseWhenClosed(): void {
+    if (closed)
+      throw new GatewayError('shutting_down', 'This process is stopping; connect again.', {
+        retryAfterMs: 1000,
+      })
+  }
+
   return {
     async follow(following) {
-      if (closed)
-        throw new GatewayError('shutting_down', 'This process is stopping; connect again.', {
-          retryAfterMs: 1000,
-        })
+      refuseWhenClosed()
       const bounds = await options.log.bounds(following.of)
       const follower = new Follower(following, options, placeCursor(startOf(following), bounds), () =>
         leave(follower, following.of),
       )
       try {
         await Promise.race([join(follower, following.of), refuseAfter(SUBSCRIBE_TIMEOUT_MS)])
+        refuseWhenClosed()
       } catch (error) {
         follower.leave()
         throw error
@@ -143,6 +150,8 @@ export class Follower {
   #last: number
   /** Highest id heard live. */
   #newest = 0
+  /** Events to read next. */
+  #page = PAGE.first
   #pumping = false
   #again = false
   #blockedAt: number | undefined
@@ -169,6 +178,10 @@ export class Follower {
 
   start(sink: Sink): void {
     this.#sink = sink
+    if (this.#closed) {
+      sink.end()
+      return
+    }
     sink.onClose(() => this.leave())
     sink.onDrain(() => {
       this.#blockedAt = undefined
@@ -233,13 +246,22 @@ export class Follower {
         continue
       }
       const heard = this.#newest
-      const frames = await this.#patiently(() => this.#options.log.read(this.#following.of, this.#last))
+      const count = this.#page
+      const frames = await this.#patiently(() =>
+        this.#options.log.read(this.#following.of, this.#last, count),
+      )
       const first = frames[0]
       if (first === undefined) this.#reset = await this.#findLoss(heard)
       else if (first.id !== this.#last + 1) this.#reset = 'slow'
       if (this.#reset) continue
-      for (const frame of frames) if (!this.#deliver(frame)) return
-      if (frames.length < PAGE && this.#newest <= this.#last) return
+      for (const [taken, frame] of frames.entries()) {
+        if (this.#deliver(frame)) continue
+        // As many will fit next time; what is read beyond them would be read again.
+        this.#page = taken + 1
+        return
+      }
+      if (frames.length < count && this.#newest <= this.#last) return
+      this.#page = Math.min(2 * count, PAGE.most)
     }
   }
 

@@ -3,6 +3,7 @@
 import type { ConversationReads } from '../store/conversation-reads.ts'
 import type { Keys } from '../store/keys.ts'
 import type { TurnRecord } from '../store/turns.ts'
+import { GatewayError } from '../vocabulary/errors.ts'
 import { isEnded } from '../vocabulary/turn.ts'
 import type { Hub, Sink } from './stream.ts'
 
@@ -41,12 +42,14 @@ async function untilTerminal(
   signal: AbortSignal,
   options: { hub: Hub; keys: Keys },
 ): Promise<void> {
-  const follower = await options.hub.follow({
+  const following = {
     of: options.keys.fromCid(record.cid),
     conversation: record.conversation,
-    cursor: { type: 'start' },
+    cursor: { type: 'start' as const },
     turn: record,
-  })
+  }
+  const follower = await options.hub.follow(following).catch(orStopping)
+  if (!follower) return
   await new Promise<void>((resolve) => {
     const done = (): void => {
       follower.leave()
@@ -64,4 +67,9 @@ async function untilTerminal(
     signal.addEventListener('abort', done, { once: true })
     follower.start(sink)
   })
+}
+
+/** A process that stops waits for nothing: the message is accepted all the same, and its caller is told so. */
+function orStopping(error: unknown): undefined {
+  if (!(error instanceof GatewayError) || error.code !== 'shutting_down') throw error
 }

@@ -23,14 +23,21 @@ export function createLog(level: string): Logger {
   })
 }
 
-/** An error as it may be logged: class, code and message of our own and of Redis; never a body or a prompt. */
+/**
+ * An error as it may be logged: class, code and message of our own and of Redis; never a body or a prompt. A parser's
+ * message is left out, since it quotes what it could not parse.
+ */
 export function toLoggable(error: unknown): Record<string, unknown> {
   if (!(error instanceof Error)) return { error: typeof error }
   const code = 'code' in error ? { code: String(error.code) } : {}
   return {
     error: error.name,
-    message: error.message.slice(0, 300),
+    ...(error instanceof SyntaxError ? {} : { message: error.message.slice(0, 300) }),
     ...code,
-    stack: error.stack?.split('\n').slice(1, 6),
+    // Frames only: a message of several lines stands in the stack too.
+    stack: error.stack
+      ?.split('\n')
+      .filter((line) => /^\s+at /.test(line))
+      .slice(0, 5),
   }
 }

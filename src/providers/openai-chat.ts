@@ -7,8 +7,14 @@ import type OpenAI from 'openai'
 import { OpenAIError } from 'openai/core/error'
 import { z } from 'zod'
 import type { StopReason, Usage } from '../vocabulary/turn.ts'
-import { type TokenLimitField, toChatBody, toChatMessages, toChatSegments } from './openai-chat-body.ts'
-import { classifyOpenAiError, type ProviderFailure, toFailure } from './openai-errors.ts'
+import {
+  type ChatBody,
+  type TokenLimitField,
+  toChatBody,
+  toChatMessages,
+  toChatSegments,
+} from './openai-chat-body.ts'
+import { classifyOpenAiError, type ProviderFailure, toFailure, withoutQuotes } from './openai-errors.ts'
 import { NO_USAGE, type Provider, type ProviderEvent, type ProviderRequest } from './provider.ts'
 
 export interface OpenAiChatOptions {
@@ -51,9 +57,10 @@ export function createOpenAiChatProvider(options: OpenAiChatOptions): Provider {
     let held = ''
     let usage = NO_USAGE
     let ending: StopReason | ProviderFailure | undefined
+    let body: ChatBody | undefined
     signal.addEventListener('abort', abort, { once: true })
     try {
-      const body = toChatBody(request, tokenLimitField)
+      body = toChatBody(request, tokenLimitField)
       phase = 'calling'
       if (signal.aborted) call.abort()
       client ??= connect(apiKey, baseUrl, options.fetch)
@@ -98,8 +105,10 @@ export function createOpenAiChatProvider(options: OpenAiChatOptions): Provider {
         ? `went silent for ${idleTimeoutMs} ms`
         : `sent nothing for ${firstEventTimeoutMs} ms`
       yield toFailure('timeout', `the vendor ${waited}`)
-    } else if (ending !== undefined) yield { ...ending, message: ending.message.replaceAll(apiKey, '[key]') }
-    else yield toFailure('cut', 'the stream closed before the answer was complete')
+    } else if (ending !== undefined) {
+      const failure = withoutQuotes(ending, textsOf(body))
+      yield { ...failure, message: failure.message.replaceAll(apiKey, '[key]') }
+    } else yield toFailure('cut', 'the stream closed before the answer was complete')
   }
 
   return {
@@ -107,6 +116,15 @@ export function createOpenAiChatProvider(options: OpenAiChatOptions): Provider {
     stream,
     segments: (request) => toChatSegments(toChatMessages(request)),
   }
+}
+
+/** What is sent in words. */
+function textsOf(body: ChatBody | undefined): string[] {
+  return (body?.messages ?? []).flatMap(({ content }) =>
+    typeof content === 'string'
+      ? [content]
+      : content.flatMap((part) => (part.type === 'text' ? [part.text] : [])),
+  )
 }
 
 async function connect(apiKey: string, baseURL: string, fetch: typeof globalThis.fetch | undefined) {

@@ -55,6 +55,32 @@ export function classifyOpenAiError(error: unknown, nowMs: number): ProviderFail
   return failure
 }
 
+/** The longest stretch of a request that may show in what a vendor says of it, in UTF-16 code units without spaces. */
+const QUOTE_MAX_CHARACTERS = 16
+
+/**
+ * Vendors quote what they refuse. Their words are left out when they hold a stretch of `sent`, the request's texts,
+ * whatever its spacing.
+ */
+export function withoutQuotes(failure: ProviderFailure, sent: readonly string[]): ProviderFailure {
+  const at = failure.message.indexOf(': ')
+  if (at < 0) return failure
+  const said = withoutSpaces(failure.message.slice(at))
+  if (!sent.some((text) => isQuoted(withoutSpaces(text), said))) return failure
+  return { ...failure, message: failure.message.slice(0, at) }
+}
+
+function isQuoted(text: string, said: string): boolean {
+  if (text.length < QUOTE_MAX_CHARACTERS) return text.length > QUOTE_MAX_CHARACTERS / 2 && said.includes(text)
+  for (let at = 0; at + QUOTE_MAX_CHARACTERS <= said.length; at++)
+    if (text.includes(said.slice(at, at + QUOTE_MAX_CHARACTERS))) return true
+  return false
+}
+
+function withoutSpaces(text: string): string {
+  return text.replace(/[\s\p{Cc}]+/gu, '')
+}
+
 function kindOfStatus(status: number, words: string, said: string): ProviderErrorKind {
   if (status === 401 || status === 403) return 'auth'
   if (status === 408) return 'timeout'

@@ -3,7 +3,7 @@
 
 import type { Redis } from 'ioredis'
 import type { Note, Part, Sender } from '../vocabulary/message.ts'
-import type { Authority, Mode, ReplyAddress, TurnError, TurnStatus } from '../vocabulary/turn.ts'
+import type { Authority, Mode, ReplyAddress, TurnStatus } from '../vocabulary/turn.ts'
 import type { ConversationKey, Keys } from './keys.ts'
 import { toRefusal } from './redis.ts'
 import { runScript, type ScriptName, toStrings } from './scripts.ts'
@@ -149,9 +149,9 @@ export function createConversations(options: StoreOptions) {
       return { type: type === 'cancelled' || type === 'marked' ? type : 'not_found' }
     },
 
-    async expire(of: ConversationKey, turn: string, error: TurnError): Promise<void> {
-      const args = [of.shard.base, of.cid, turn, retention.turnsMs, retention.eventsMs]
-      await call('expire', [of.key], [...args, JSON.stringify(error)])
+    /** Ends a queued turn whose time is over; leaves any other alone. */
+    async expire(of: ConversationKey, turn: string): Promise<void> {
+      await call('expire', [of.key], [of.shard.base, of.cid, turn, retention.turnsMs, retention.eventsMs])
     },
 
     /** True when there was one. */

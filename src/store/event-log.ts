@@ -8,9 +8,6 @@ import { toRefusal } from './redis.ts'
 
 export type EventLog = ReturnType<typeof createEventLog>
 
-/** Entries read at a time. */
-export const PAGE = 500
-
 /**
  * `reader` answers XRANGE, `subscriber` hears Pub/Sub. One subscriber serves all conversations of the process;
  * A reading fails as a producer's call does.
@@ -22,9 +19,9 @@ export function createEventLog(reader: Redis, subscriber: Redis) {
   })
 
   return {
-    /** Up to PAGE frames after `after`, in order. */
-    async read(of: ConversationKey, after: number): Promise<Frame[]> {
-      const entries = await answer(reader.xrange(`${of.key}:events`, `(${after}-0`, '+', 'COUNT', PAGE))
+    /** Up to `count` frames after `after`, in order. */
+    async read(of: ConversationKey, after: number, count: number): Promise<Frame[]> {
+      const entries = await answer(reader.xrange(`${of.key}:events`, `(${after}-0`, '+', 'COUNT', count))
       return entries.map(toFrame)
     },
 

@@ -59,7 +59,8 @@ export async function claim(
   options: LeaseOptions,
   stop: AbortSignal,
 ): Promise<ClaimReply> {
-  const args = [of.shard.base, of.cid, owner, options.leaseMs, options.retention.eventsMs]
+  const { eventsMs, turnsMs } = options.retention
+  const args = [of.shard.base, of.cid, owner, options.leaseMs, eventsMs, turnsMs]
   const reply = toStrings(await untilAnswered(() => runScript(options.redis, 'claim', [of.key], args), stop))
   if (reply[0] === 'live') return { type: 'live', leaseUntil: Number(reply[1]) }
   if (reply[0] !== 'claimed') return { type: 'idle' }

@@ -20,10 +20,6 @@ export interface Swept {
 
 export function createSweep(options: { redis: Redis; keys: Keys; conversations: Conversations }) {
   const { redis, keys, conversations } = options
-  const expired = {
-    code: 'queue_expired',
-    message: 'The message waited longer than queue.maxQueueMs and was given up. Send it again.',
-  }
   return async function sweep(shard: Shard): Promise<Swept> {
     const sets = ['pending', 'timers', 'outbox'].map((name) => shard.base + name)
     const reply = (await runScript(redis, 'sweep', sets, [BATCH, MOVE_ON_MS])) as [
@@ -35,7 +31,7 @@ export function createSweep(options: { redis: Redis; keys: Keys; conversations: 
     const [cids, timers, , oldest] = reply
     for (const timer of timers) {
       const { kind, cid, id } = parseTimer(timer)
-      if (kind === 'expiry') await conversations.expire(keys.fromCid(cid), id, expired)
+      if (kind === 'expiry') await conversations.expire(keys.fromCid(cid), id)
     }
     return { cids, oldestPendingMs: Number(oldest) }
   }

@@ -68,13 +68,16 @@ end_turn(turn, status, ARGV[14], ARGV[11])
 local generation = redis.call('HGET', KEYS[1], 'generation')
 local reply = { 'committed', '', '0', '0', '0', generation }
 if not settle(ARGV[13]) then
+  local nextTurn, attempt, takeOvers
   if ARGV[9] == '1' then
-    local nextTurn, attempt, takeOvers = start_head(false)
+    nextTurn, attempt, takeOvers = start_head(false, ARGV[11])
+  end
+  if nextTurn then
     local leaseUntil = string.format('%.0f', now + ARGV[10])
     redis.call('HSET', KEYS[1], 'leaseUntil', leaseUntil)
     redis.call('ZADD', base .. 'pending', leaseUntil, cid)
     reply = { 'committed', nextTurn, tostring(attempt), tostring(takeOvers), '0', generation }
-  else
+  elseif not settle(ARGV[13]) then
     redis.call('HSET', KEYS[1], 'status', 'idle', 'phase', '', 'owner', '', 'leaseUntil', '0')
     redis.call('ZADD', base .. 'pending', now, cid)
   end

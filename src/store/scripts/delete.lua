@@ -12,6 +12,10 @@ local held = redis.call('HMGET', KEYS[1], 'id', 'tenant', 'generation')
 if not held[1] then
   return { 'not_found' }
 end
+-- Open turns may be older than what the list of turns keeps.
+for _, turn in ipairs(redis.call('LRANGE', KEYS[1] .. ':mailbox', 0, -1)) do
+  redis.call('ZADD', KEYS[1] .. ':turns', 'NX', now, turn)
+end
 for _, turn in ipairs(redis.call('ZRANGE', KEYS[1] .. ':turns', 0, -1)) do
   local turnKey = base .. 't:' .. turn
   local state = redis.call('HMGET', turnKey, 'status', 'attempts', 'createdAt', 'startedAt', 'queuedSeq', 'aliases')

@@ -1,18 +1,51 @@
 -- Shared by the scripts that start or end turns. Needs emit, KEYS[1] and the locals base and cid.
--- start_head(tookOver): marks the mailbox's head running, counts the attempt, emits turn.started, and turn.restarted
---   when text of an earlier attempt is superseded. Returns turn, attempt, takeOvers; nil for an empty mailbox.
 -- end_turn(turn, status, rest, turnsMs): the one way out of the mailbox: final status, terminal event, expiry.
+-- expire_turn(turn, turnsMs): ends a queued turn that waited too long.
+-- start_head(tookOver, turnsMs): expires what waited too long at the mailbox's head, marks the next running, counts the
+--   attempt, emits turn.started, and turn.restarted when text of an earlier attempt is superseded. Returns turn,
+--   attempt, takeOvers; nil for an empty mailbox.
 -- settle(eventsMs): after an end: an empty mailbox makes the conversation idle and starts the log's expiry.
 -- trim_log(count, ageMs): trims by count and age, never into the running turn.
-local function start_head(tookOver)
-  local head = redis.call('LINDEX', KEYS[1] .. ':mailbox', 0)
-  while head and redis.call('EXISTS', base .. 't:' .. head) == 0 do
-    redis.call('LPOP', KEYS[1] .. ':mailbox')
+local function end_turn(turn, status, rest, turnsMs)
+  local turnKey = base .. 't:' .. turn
+  local attempt = redis.call('HGET', turnKey, 'attempts') or '0'
+  redis.call('HSET', turnKey, 'status', status, 'endedAt', nowText)
+  redis.call('HDEL', turnKey, 'firstDelta')
+  redis.call('PEXPIRE', turnKey, turnsMs)
+  redis.call('LREM', KEYS[1] .. ':mailbox', 1, turn)
+  redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. turn)
+  -- By its end from now on: it leaves this list when its hash expires.
+  redis.call('ZADD', KEYS[1] .. ':turns', now, turn)
+  redis.call('ZREMRANGEBYSCORE', KEYS[1] .. ':turns', '-inf', now - turnsMs)
+  redis.call('HSET', KEYS[1], 'updatedAt', nowText)
+  local seq = emit('turn.' .. status, turn, attempt, rest)
+  redis.call('HSET', turnKey, 'endedSeq', seq)
+  return seq
+end
+
+local function expire_turn(turn, turnsMs)
+  local told = '{"code":"queue_expired","message":'
+    .. '"The message waited longer than queue.maxQueueMs and was given up. Send it again."}'
+  redis.call('HSET', base .. 't:' .. turn, 'error', told)
+  end_turn(turn, 'expired', ',"error":' .. told, turnsMs)
+end
+
+local function start_head(tookOver, turnsMs)
+  local head
+  repeat
     head = redis.call('LINDEX', KEYS[1] .. ':mailbox', 0)
-  end
-  if not head then
-    return nil
-  end
+    if not head then
+      return nil
+    end
+    local state = redis.call('HMGET', base .. 't:' .. head, 'status', 'expiresAt')
+    local gone = not state[1]
+    local late = state[1] == 'queued' and tonumber(state[2]) <= now
+    if gone then
+      redis.call('LPOP', KEYS[1] .. ':mailbox')
+    elseif late then
+      expire_turn(head, turnsMs)
+    end
+  until not gone and not late
   local turnKey = base .. 't:' .. head
   local was = redis.call('HMGET', turnKey, 'status', 'firstDelta', 'cancel')
   local attempt = redis.call('HINCRBY', turnKey, 'attempts', 1)
@@ -29,21 +62,6 @@ local function start_head(tookOver)
   end
   redis.call('HSET', KEYS[1], 'status', 'running', 'phase', 'preparing')
   return head, attempt, takeOvers
-end
-
-local function end_turn(turn, status, rest, turnsMs)
-  local turnKey = base .. 't:' .. turn
-  local attempt = redis.call('HGET', turnKey, 'attempts') or '0'
-  redis.call('HSET', turnKey, 'status', status, 'endedAt', nowText)
-  redis.call('HDEL', turnKey, 'firstDelta')
-  redis.call('PEXPIRE', turnKey, turnsMs)
-  redis.call('LREM', KEYS[1] .. ':mailbox', 1, turn)
-  redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. turn)
-  redis.call('ZREMRANGEBYSCORE', KEYS[1] .. ':turns', '-inf', now - turnsMs)
-  redis.call('HSET', KEYS[1], 'updatedAt', nowText)
-  local seq = emit('turn.' .. status, turn, attempt, rest)
-  redis.call('HSET', turnKey, 'endedSeq', seq)
-  return seq
 end
 
 local function settle(eventsMs)
