@@ -73,23 +73,28 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
         authority,
       })
       reply.header('location', `/v1/turns/${accepted.turn}`)
-      if (acceptsEvents(request.headers.accept)) {
-        const record = await reads.turn(accepted.turn)
-        const follower = await gateway.follow({
-          of: keyOf(params.id),
-          conversation: params.id,
-          cursor: { type: 'start' },
-          turn: record ?? { id: accepted.turn, queuedSeq: accepted.queuedSeq },
-        })
-        const headers = { location: `/v1/turns/${accepted.turn}`, 'turnpike-turn': accepted.turn }
-        return sendEvents(reply, follower, { bufferBytes: config.stream.bufferBytes, headers })
-      }
+      const { queuedSeq, ...shown } = accepted
       const { wait } = request.query
-      if (wait !== undefined) {
-        const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
-        if (ended?.endedAt !== undefined) return reply.code(200).send(await present(ended, gateway))
+      try {
+        if (acceptsEvents(request.headers.accept)) {
+          const record = await reads.turn(accepted.turn)
+          const follower = await gateway.follow({
+            of: keyOf(params.id),
+            conversation: params.id,
+            cursor: { type: 'start' },
+            turn: record ?? { id: accepted.turn, queuedSeq },
+          })
+          const headers = { location: `/v1/turns/${accepted.turn}`, 'turnpike-turn': accepted.turn }
+          return sendEvents(reply, follower, { bufferBytes: config.stream.bufferBytes, headers })
+        }
+        if (wait !== undefined) {
+          const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
+          if (ended?.endedAt !== undefined) return reply.code(200).send(await present(ended, gateway))
+        }
+      } catch (error) {
+        // The message is stored: an error here would make the client send it again.
+        if (!(error instanceof GatewayError)) throw error
       }
-      const { queuedSeq: _, ...shown } = accepted
       return reply.code(202).send(shown)
     },
   )

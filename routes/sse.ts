@@ -1,7 +1,7 @@
 // Server-sent events over a Fastify reply: the frame's bytes, the response's headers, and a sink with back-pressure.
 
 import type { FastifyReply } from 'fastify'
-import type { Follower, Sink } from '../src/gateway/stream.ts'
+import type { Follower, Sink } from '../src/gateway/follower.ts'
 import type { Frame } from '../src/vocabulary/event.ts'
 
 const encoded = new WeakMap<Frame, Buffer>()

@@ -46,13 +46,19 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
     const last = pending.at(-1)
     if (last?.kind === kind) last.delta += delta
     else pending.push({ kind, delta })
-    if (!writing) {
-      writing = drain().finally(() => {
-        writing = undefined
-      })
-      // A lost lease shows in flush(); here it must not end the process.
-      writing.catch(() => undefined)
-    }
+    start()
+  }
+
+  /** One drain at a time; what came as one ended begins the next. */
+  function start(): void {
+    if (writing || pending.length === 0) return
+    const draining = drain().finally(() => {
+      writing = undefined
+      start()
+    })
+    writing = draining
+    // A lost lease shows in flush(); here it must not end the process.
+    draining.catch(() => undefined)
   }
 
   async function drain(): Promise<void> {

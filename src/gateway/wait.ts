@@ -5,7 +5,8 @@ import type { Keys } from '../store/keys.ts'
 import type { TurnRecord } from '../store/turns.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import { isEnded } from '../vocabulary/turn.ts'
-import type { Hub, Sink } from './stream.ts'
+import type { Sink } from './follower.ts'
+import type { Hub } from './stream.ts'
 
 /**
  * The turn when it has ended, or as it is after `timeoutMs` or when `signal` aborts (the caller went away). A turn

@@ -80,7 +80,8 @@ export function buildTurnContext(
   const number = opens ? (current?.number ?? 0) + 1 : current.number
   const { current: waiting, expiredIds } = splitExpired(snapshot.waitingNotes, nowMs)
   const own = splitExpired(turn.notes, nowMs).current
-  const sidecar = composeUserApiContent({ content: turn.input, notes: [...own, ...waiting] })
+  const notes = [...noteOfCancel(snapshot.items, turn.id, nowMs), ...own, ...waiting]
+  const sidecar = composeUserApiContent({ content: turn.input, notes })
   const n = snapshot.lastOrdinal + 1
   const userItem: MessageItem = {
     id: `${turn.id}~user`,
@@ -120,6 +121,14 @@ export function buildTurnContext(
     userItem,
   }
   return { context, effects: [effect] }
+}
+
+/** An answer that was cut is plain text in history; the turn after it says so, once. */
+function noteOfCancel(items: readonly Item[], turn: string, nowMs: number): Note[] {
+  if (items.at(-1)?.status !== 'cancelled') return []
+  const text =
+    'Your previous answer was cancelled before it was complete: the user saw it only as far as it stands.'
+  return [{ id: `${turn}~cancelled`, text, source: 'gateway', at: nowMs }]
 }
 
 /** Another agent opens a generation; the same one only when its configuration is newer than what the generation has. */

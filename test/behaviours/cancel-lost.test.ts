@@ -84,7 +84,14 @@ async function expectNext(conversation: string, text: string): Promise<void> {
     { role: 'system', content: 'You are a test.' },
     { role: 'user', content: 'question' },
     ...(text === '' ? [] : [{ role: 'assistant', content: text }]),
-    { role: 'user', content: 'next question' },
+    {
+      role: 'user',
+      content: expect.stringMatching(
+        text === ''
+          ? /^next question$/
+          : /^next question\n\n<gateway-notes>\n- Your previous answer was cancelled/,
+      ),
+    },
   ])
 }
 

@@ -29,6 +29,10 @@ async function addNote(conversation: string, text: string): Promise<void> {
   expect(response.status).toBe(201)
 }
 
+/** The turn after one that was cut says so. */
+const CUT =
+  '\n\n<gateway-notes>\n- Your previous answer was cancelled before it was complete: the user saw it only as far as it stands.\n</gateway-notes>'
+
 describe('a turn that waits', () => {
   test('is cancelled at once, never runs, and those behind it move up', async () => {
     await stage.start('all')
@@ -167,7 +171,10 @@ describe.each(PLACES)('a turn that stands at %s', (place, sent, text, kept = 'ca
       { role: 'system', content: 'You are a test.' },
       ...(sent ? [{ role: 'user', content: `question${notes}` }] : []),
       ...(text === undefined ? [] : [{ role: 'assistant', content: text }]),
-      { role: 'user', content: `next question${sent ? '' : notes}` },
+      {
+        role: 'user',
+        content: `next question${text !== undefined && kept === 'cancelled' ? CUT : sent ? '' : notes}`,
+      },
     ])
     stage.openAi.assertDone()
   })
