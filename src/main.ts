@@ -111,8 +111,8 @@ async function main(): Promise<void> {
     const message = error instanceof Error ? error.message : String(error)
     const known = error instanceof ConfigError || (error instanceof Error && error.name === 'GatewayError')
     console.error(known ? message : error instanceof Error && error.name !== 'Error' ? error : message)
-    process.exitCode = 1
-    return
+    // Nothing is left to end: do not wait for sockets that take their time to close.
+    process.exit(1)
   }
   if (running.url !== undefined) console.log(greeting(running.url, running.config))
   let signals = 0

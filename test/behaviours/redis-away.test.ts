@@ -29,7 +29,7 @@ const REFUSED_WITHIN_MS = isSoak() ? 1_000 : 1_500
 const FLOWS_WITHIN_MS = 5_000
 const MESSAGES = scaled(100, 20)
 /** Conversations whose turns are under way at the moment when Redis goes. */
-const RUSH = scaled(100, 20)
+const RUSH = scaled(50, 20)
 /** The defaults: what is promised does not rest on the short leases of tests. */
 const PRODUCTION = { lockDurationMs: 10_000, stalledIntervalMs: 5_000, sweepIntervalMs: 500 }
 
