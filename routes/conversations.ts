@@ -90,6 +90,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
         if (wait !== undefined) {
           const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
           if (ended?.endedAt !== undefined) return reply.code(200).send(await present(ended, gateway))
+          if (ended) shown.status = ended.status
         }
       } catch (error) {
         // The message is stored: an error here would make the client send it again.

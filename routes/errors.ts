@@ -94,8 +94,12 @@ export function createErrorHandler(onBug: (error: unknown, request: FastifyReque
 /** `body/notes/0/text a note must not be blank; …`: where and what, never the value. */
 function toDetail(error: FastifyError): string {
   const where = error.validationContext ?? 'request'
-  const lines = (error.validation ?? []).map(
-    (issue) => `${where}${issue.instancePath ?? ''}: ${issue.message ?? 'cannot be used'}`,
+  const lines = (error.validation ?? []).map((issue) =>
+    where === 'body' &&
+    !issue.instancePath?.slice(1) &&
+    /received (null|undefined)$/.test(issue.message ?? '')
+      ? 'body/: send a JSON object, for example {"text": "Hello!"}'
+      : `${where}${issue.instancePath ?? ''}: ${issue.message ?? 'cannot be used'}`,
   )
   return lines.slice(0, 5).join('; ').slice(0, 1000)
 }

@@ -51,13 +51,15 @@ export async function compose(options: ComposeOptions) {
   const metrics = createMetrics()
   const keys: Keys = createKeys(config.keyPrefix, config.queue.shards)
 
-  const storeTrouble = createStoreTrouble(log, () => metrics.storeErrors.inc())
+  const trouble = createStoreTrouble(log, () => metrics.storeErrors.inc())
+  const storeTrouble = trouble.onError
   const producer = connectRedis(target, 'producer', storeTrouble)
   const subscriber = connectRedis(target, 'subscriber', storeTrouble)
   const worker = connectRedis(target, 'worker', storeTrouble)
   const closing = async (): Promise<void> => {
     await Promise.all([producer, subscriber, worker].map(closeRedis))
   }
+  producer.on('ready', trouble.onReady)
   try {
     await untilReady(producer, READY_TIMEOUT_MS)
     await openStore(producer, keys)
@@ -167,6 +169,10 @@ export async function compose(options: ComposeOptions) {
         onTurnEnd: (end) => {
           metrics.turns.inc({ status: end.type === 'ended' ? end.status : end.type })
           metrics.runningTurns.set(running.count())
+          if (end.type === 'ended' && end.failure) {
+            const { error, ...where } = end.failure
+            log.warn({ ...where, code: error.code, reason: error.message }, 'a turn failed')
+          }
         },
         onTakeOver: () => metrics.takeOvers.inc(),
         onBug: (error, where) => log.error({ ...toLoggable(error), ...where }, 'a turn met a fault of ours'),
@@ -211,13 +217,21 @@ function lagOf(delay: ReturnType<typeof monitorEventLoopDelay>): number {
   return Math.max(0, delay.percentile(90) / 1e6 - 10)
 }
 
-/** One line when the store goes away, not one for each command; every error is counted. */
-function createStoreTrouble(log: Logger, onError: () => void): (error: Error) => void {
+/** One line when the store goes away and one when it is back, not one for each command; every error is counted. */
+function createStoreTrouble(log: Logger, onError: () => void) {
   let toldAt = 0
-  return (error) => {
-    onError()
-    if (Date.now() - toldAt < 5000) return
-    toldAt = Date.now()
-    log.warn(toLoggable(error), 'the store is away; what needs it waits or is refused')
+  let away = false
+  return {
+    onError(error: Error): void {
+      onError()
+      away = true
+      if (Date.now() - toldAt < 5000) return
+      toldAt = Date.now()
+      log.warn(toLoggable(error), 'the store is away; what needs it waits or is refused')
+    },
+    onReady(): void {
+      if (away) log.info('the store is back')
+      away = false
+    },
   }
 }

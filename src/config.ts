@@ -116,7 +116,7 @@ const envSchema = z.object({
     .default('tp'),
   LOG_LEVEL: z.enum(['fatal', 'error', 'warn', 'info', 'debug', 'trace', 'silent']).default('info'),
   OPENAI_API_KEY: z.string().optional(),
-  OPENAI_BASE_URL: z.url({ protocol: /^https?$/ }).optional(),
+  OPENAI_BASE_URL: z.url({ protocol: /^https?$/, error: 'expected http://host:port/v1' }).optional(),
 })
 
 export type Config = Readonly<
@@ -171,11 +171,20 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
   if (only === undefined) throw new ConfigError(`${path}: agents: define at least one agent`)
   const defaultAgent = checked.defaultAgent ?? (names.length === 1 ? only : undefined)
   if (defaultAgent === undefined || !names.includes(defaultAgent))
-    throw new ConfigError(`${path}: defaultAgent: must be one of ${names.join(', ')}`)
+    throw new ConfigError(
+      `${path}: defaultAgent: name the agent that answers by default, one of ${names.join(', ')}`,
+    )
   const { graceMs, killAfterMs } = checked.shutdown
   if (graceMs >= killAfterMs)
     throw new ConfigError(
       `${path}: shutdown.graceMs (${graceMs}) must be below shutdown.killAfterMs (${killAfterMs})`,
+    )
+  const { OPENAI_BASE_URL, OPENAI_API_KEY, TURNPIKE_MODEL } = environment
+  const namesModel =
+    TURNPIKE_MODEL !== undefined || Object.values(checked.agents).some(({ model }) => model !== undefined)
+  if (OPENAI_BASE_URL !== undefined && OPENAI_API_KEY === undefined && !namesModel)
+    throw new ConfigError(
+      'OPENAI_BASE_URL is set, but no agent names a model there: set TURNPIKE_MODEL=openai-chat:<model>',
     )
   const agents = new Map(
     names.map((name) => [name, toAgent(name, checked.agents[name], environment, path)] as const),
@@ -209,13 +218,11 @@ function toAgent(
   const at = `${path}: agents.${name}`
   const fallback = env.OPENAI_API_KEY === undefined ? 'demo:' : 'openai-chat:gpt-5-mini'
   const route = definition.model ?? env.TURNPIKE_MODEL ?? fallback
-  const { provider, model } = routeOf(
-    route,
-    definition.model === undefined ? 'TURNPIKE_MODEL' : `${at}.model`,
-  )
+  const named = definition.model === undefined ? 'TURNPIKE_MODEL' : `${at}.model`
+  const { provider, model } = routeOf(route, named)
   if (provider === 'openai-chat' && env.OPENAI_API_KEY === undefined && env.OPENAI_BASE_URL === undefined)
     throw new ConfigError(
-      `${at}.model: "${route}" needs OPENAI_API_KEY (or OPENAI_BASE_URL of a server without keys)`,
+      `${named}: "${route}" needs OPENAI_API_KEY (or OPENAI_BASE_URL of a server without keys)`,
     )
   const system =
     typeof definition.system === 'string' ? definition.system : readText(definition.system.path, path, at)
@@ -257,7 +264,7 @@ async function importConfig(path: string): Promise<unknown> {
     module = (await import(pathToFileURL(path).href)) as { default?: unknown }
   } catch (error) {
     throw new ConfigError(
-      `${path} cannot be loaded: ${error instanceof Error ? error.message : String(error)}`,
+      `${path} cannot be loaded: ${error instanceof Error ? whereOf(error) : String(error)}`,
     )
   }
   if (module.default === undefined)
@@ -265,12 +272,29 @@ async function importConfig(path: string): Promise<unknown> {
   return module.default
 }
 
+/** A syntax error's stack begins with its file and line. */
+function whereOf(error: Error): string {
+  const [first = ''] = (error.stack ?? '').split('\n')
+  return error instanceof SyntaxError && first.startsWith('file:')
+    ? `${first}: ${error.message}`
+    : error.message
+}
+
 function check<S extends z.ZodType>(schema: S, value: unknown, where: string): z.output<S> {
   const result = schema.safeParse(value)
   if (result.success) return result.data
   const lines = result.error.issues.map((issue) => {
     const key = [...issue.path.map(String), ...('keys' in issue ? [issue.keys.join(', ')] : [])].join('.')
-    return `  ${key || '(the whole)'}: ${issue.message}`
+    return `  ${key || '(the whole)'}: ${toHint(issue)}`
   })
   throw new ConfigError(`The configuration in ${where} cannot be used:\n${lines.join('\n')}`)
+}
+
+/** zod's words where they help, ours where they do not. */
+function toHint(issue: z.core.$ZodIssue): string {
+  if (issue.code === 'invalid_key') return issue.issues[0]?.message ?? issue.message
+  if (issue.path.at(-1) === 'system') return "required: text, or file('path')"
+  return issue.code === 'invalid_type' && issue.message.endsWith('received undefined')
+    ? `required: ${issue.expected}`
+    : issue.message
 }

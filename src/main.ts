@@ -5,6 +5,7 @@ import { startSweeper } from '../workers/sweeper.ts'
 import { startTurnWorker } from '../workers/turn-worker.ts'
 import { compose } from './compose.ts'
 import { type Config, ConfigError, loadConfig, type TurnpikeConfig } from './config.ts'
+import { greeting } from './greeting.ts'
 import { createLog, type Logger, toLoggable } from './observability/log.ts'
 import { startEmbeddedRedis } from './store/embedded-redis.ts'
 import type { RedisTarget } from './store/redis.ts'
@@ -25,6 +26,7 @@ export interface Running {
   log: Logger
   /** Where the gateway listens; undefined for a worker. */
   url: string | undefined
+  runningTurns(): number
   /** Stops intake, ends streams, lets turns end or hands them over, stops the embedded Redis. */
   close(): Promise<void>
 }
@@ -66,7 +68,7 @@ async function open(
         })
   try {
     if (isWorker) await turnpike.turns.prepare()
-    const url = await server?.listen({ host: config.host, port: config.port })
+    const url = await server?.listen({ host: config.host, port: config.port }).catch(explainPort(config.port))
     // Last, since nothing can fail after it: a process that does not come up must run no turns.
     const worker = isWorker ? startTurnWorker(turnpike.turns) : undefined
     const sweeper = isWorker ? startSweeper(turnpike.turns) : undefined
@@ -75,6 +77,7 @@ async function open(
       config,
       log,
       url,
+      runningTurns: turnpike.turns.runningCount,
       async close() {
         stopping = true
         turnpike.turns.stop()
@@ -88,6 +91,15 @@ async function open(
   } catch (error) {
     await server?.close()
     await turnpike.close()
+    throw error
+  }
+}
+
+function explainPort(port: number): (error: NodeJS.ErrnoException) => never {
+  return (error) => {
+    if (error.code === 'EADDRINUSE') throw new ConfigError(`Port ${port} is taken. Set PORT to another one.`)
+    if (error.code === 'EACCES')
+      throw new ConfigError(`Port ${port} needs more rights. Set PORT to one above 1023.`)
     throw error
   }
 }
@@ -114,18 +126,21 @@ async function main(): Promise<void> {
     // Nothing is left to end: do not wait for sockets that take their time to close.
     process.exit(1)
   }
-  if (running.url !== undefined) console.log(greeting(running.url, running.config))
+  console.log(greeting(running.url, running.config))
   let signals = 0
   const stop = (signal: NodeJS.Signals): void => {
     if (++signals > 1) process.exit(130)
     running.log.info(
-      { signal },
-      'stopping: running turns end or are handed over; a second signal stops at once',
+      { signal, runningTurns: running.runningTurns(), graceMs: running.config.shutdown.graceMs },
+      'stopping: running turns end within graceMs or are handed over; a second signal stops at once',
     )
     const { killAfterMs } = running.config.shutdown
     setTimeout(() => process.exit(1), killAfterMs).unref()
     running.close().then(
-      () => process.exit(0),
+      () => {
+        running.log.info('stopped')
+        process.exit(0)
+      },
       (error: unknown) => {
         running.log.error(toLoggable(error), 'stopping failed')
         process.exit(1)
@@ -134,15 +149,6 @@ async function main(): Promise<void> {
   }
   process.on('SIGINT', stop)
   process.on('SIGTERM', stop)
-}
-
-function greeting(url: string, config: Config): string {
-  const demo = [...config.agents.values()].some((agent) => agent.provider === 'demo')
-  return [
-    `Turnpike listens on ${url}${demo ? ' and answers with the built-in demo model' : ''}. Try:`,
-    `  curl -N ${url}/v1/conversations/hello/messages -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
-    'The README tells more. Ctrl-C stops it.',
-  ].join('\n')
 }
 
 if (import.meta.main) await main()

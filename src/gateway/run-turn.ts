@@ -28,8 +28,16 @@ export interface RunTurnOptions {
   nowMs: () => number
 }
 
+/** What an operator is told of a turn that failed; nothing that was said. */
+export interface TurnFailure {
+  turn: string
+  agent: string
+  model: string | undefined
+  error: TurnError
+}
+
 export type TurnEnd =
-  | { type: 'ended'; status: Commit['status']; reply: CommitReply }
+  | { type: 'ended'; status: Commit['status']; reply: CommitReply; failure?: TurnFailure }
   | { type: 'handed_over' }
 
 /** `control` stops the turn while it runs; `wantNext` tells at its end whether this activation goes on. */
@@ -61,8 +69,13 @@ export async function runTurn(
     if (reply.type === 'cancelled') return cancelled(said)
     return { type: 'ended', status: commit.status, reply }
   }
-  const fail = (error: TurnError, said = ''): Promise<TurnEnd> =>
-    end({ status: 'failed', items: [], data: { error }, fields: { error: JSON.stringify(error) } }, said)
+  const fail = async (error: TurnError, said = ''): Promise<TurnEnd> => {
+    const fields = { error: JSON.stringify(error) }
+    const ended = await end({ status: 'failed', items: [], data: { error }, fields }, said)
+    if (ended.type !== 'ended' || ended.status !== 'failed') return ended
+    const model = options.agents.get(turn.agent)?.route
+    return { ...ended, failure: { turn: turn.id, agent: turn.agent, model, error } }
+  }
   const cancelled = (text: string): Promise<TurnEnd> => {
     const items: Item[] = isBlank(text) || !context ? [] : [partialItem(context, text, options.nowMs())]
     return end({ status: 'cancelled', items, data: {}, fields: {} })

@@ -7,7 +7,7 @@ import { textOf } from '../vocabulary/message.ts'
 import type { Provider, ProviderEvent, ProviderRequest } from './provider.ts'
 
 export interface DemoOptions {
-  /** Pause before each word but the first, so that streaming is seen. Default: 15; 0 in tests. */
+  /** Pause before each word but the first, so that streaming is seen. Default: 40; 0 in tests. */
   delayMs?: number
 }
 
@@ -15,7 +15,7 @@ export interface DemoOptions {
 const QUOTE_MAX_CHARACTERS = 80
 
 /** Route `demo:`; the model's name may be empty and changes nothing. */
-export function createDemoProvider({ delayMs = 15 }: DemoOptions = {}): Provider {
+export function createDemoProvider({ delayMs = 40 }: DemoOptions = {}): Provider {
   async function* stream(request: ProviderRequest, signal: AbortSignal): AsyncGenerator<ProviderEvent> {
     const answer = buildDemoAnswer(request.items)
     for (const [at, word] of answer.split(/(?<=\s)/u).entries()) {

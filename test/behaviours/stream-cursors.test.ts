@@ -219,7 +219,7 @@ describe('a cursor that cannot be used gets a snapshot of the conversation and g
   })
 
   test('at any moment of a fast answer: snapshot and deltas together are the whole text', async () => {
-    const numbers = pacedNumbers(scaled(3000, 300))
+    const numbers = pacedNumbers(scaled(1000, 200))
     const random = seeded(SEED)
     openAi.reply(numbers.step)
     const witness = await follow('fast')
@@ -230,7 +230,7 @@ describe('a cursor that cannot be used gets a snapshot of the conversation and g
     const { turn } = await say(url, 'fast', 'count')
     const streams: RawStream[] = []
     while (!witness.events.some(isEnd)) {
-      const next = witness.events.length + 1 + Math.floor(random() * 5)
+      const next = witness.events.length + 1 + Math.floor(random() * 8)
       await witness.until((event) => witness.events.length >= next || isEnd(event))
       streams.push(await follow('fast', 'abc'))
     }

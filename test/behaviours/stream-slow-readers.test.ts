@@ -38,7 +38,7 @@ beforeAll(async () => {
   const options = { redisUrl: redis.url, prefix: uniquePrefix(), openAiUrl: openAi.url }
   ;[gateway, patient, worker] = await Promise.all([
     forkTurnpike({ ...options, role: 'gateway', config: { stream: { keepAliveMs: KEEP_ALIVE_MS } } }),
-    forkTurnpike({ ...options, role: 'gateway' }),
+    forkTurnpike({ ...options, role: 'gateway', config: { stream: { keepAliveMs: 300_000 } } }),
     forkTurnpike({ ...options, role: 'worker' }),
   ])
 })
@@ -163,7 +163,7 @@ test('clients that stop reading are cut, cost little, disturb nobody, and resume
     worstLagOfOthersMs: worstLagMs,
     resumeMsEach: Math.round(resumeMs / resumed.length),
   })
-})
+}, 180_000)
 
 test('a reader so slow that its place was trimmed is told so, and goes on from a snapshot', async () => {
   const trimming = opened.add(

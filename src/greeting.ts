@@ -1,0 +1,21 @@
+// The first lines that `npm start` prints for whoever started it.
+
+import type { Config } from './config.ts'
+
+/** `url` is where the gateway listens; undefined for a worker. */
+export function greeting(url: string | undefined, config: Config): string {
+  const at = config.openai.baseUrl === undefined ? '' : ` (${config.openai.baseUrl})`
+  const models = [...config.agents.values()].map(({ name, provider, route }) =>
+    provider === 'demo' ? `${name}: the built-in demo` : `${name}: ${route}${at}`,
+  )
+  const answering = config.role === 'gateway' ? [] : [`Agents answer with: ${models.join(', ')}.`]
+  if (url === undefined)
+    return ['Turnpike works off the turns of its Redis.', ...answering, 'Ctrl-C stops it.'].join('\n')
+  return [
+    `Turnpike listens on ${url}. Try:`,
+    `  curl -N ${url}/v1/conversations/hello/messages -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
+    ...answering,
+    ...(config.role === 'gateway' ? ['Turns wait for a worker: TURNPIKE_ROLE=worker npm start.'] : []),
+    'The README tells more. Ctrl-C stops it.',
+  ].join('\n')
+}
