@@ -67,6 +67,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
         ...(body.sender && { sender: body.sender }),
         aliases: key === undefined ? [] : [key],
         aliasRule: 'conflict',
+        sent: body,
         notes: (body.notes ?? []).map((note) => toNote(note, 'rest', now)),
         ...(body.metadata && { metadata: body.metadata }),
         replyAddress: { channel: 'web', version: 1 },
@@ -85,7 +86,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
             turn: record ?? { id: accepted.turn, queuedSeq },
           })
           const headers = { location: `/v1/turns/${accepted.turn}`, 'turnpike-turn': accepted.turn }
-          return sendEvents(reply, follower, { bufferBytes: config.stream.bufferBytes, headers })
+          return sendEvents(reply, follower, { ...config.stream, headers })
         }
         if (wait !== undefined) {
           const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
@@ -149,11 +150,11 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     },
     async (request) => {
       const { limit, after } = request.query
-      const raws = await reads.items(keyOf(request.params.id), after, limit + 1)
-      if (!raws) throw noConversation()
-      const items = raws.slice(0, limit).map((raw) => toCleanItem(JSON.parse(raw) as Item))
+      const page = await reads.items(keyOf(request.params.id), after, limit)
+      if (!page) throw noConversation()
+      const items = page.raws.map((raw) => toCleanItem(JSON.parse(raw) as Item))
       const last = items.at(-1)
-      return { items, ...(raws.length > limit && last && { next: last.n }) }
+      return { items, ...(page.more && last && { next: last.n }) }
     },
   )
 

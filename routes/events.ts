@@ -40,7 +40,7 @@ export const eventRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
         conversation: id,
         cursor: cursorOf(request),
       })
-      return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
+      return sendEvents(reply, follower, gateway.config.stream)
     },
   )
 }

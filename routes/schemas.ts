@@ -43,7 +43,11 @@ export const messageSchema = z
       .optional(),
     agent: z.string().max(64).optional(),
     mode: z.literal('queue').optional(),
-    notes: z.array(noteSchema).max(20).optional(),
+    /** They go with their turn, whenever that is: they cannot expire. */
+    notes: z
+      .array(noteSchema.omit({ expiresInMs: true }))
+      .max(20)
+      .optional(),
     metadata: z.record(z.string().max(64), z.string().max(1024)).optional(),
   })
   .refine((body) => (body.text === undefined) !== (body.content === undefined), 'give either text or content')

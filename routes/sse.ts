@@ -31,7 +31,7 @@ const PING = Buffer.from(': ping\n\n')
 export function sendEvents(
   reply: FastifyReply,
   follower: Follower,
-  options: { bufferBytes: number; headers?: Record<string, string> },
+  options: { bufferBytes: number; keepAliveMs: number; headers?: Record<string, string> },
 ): FastifyReply {
   if (follower.isOver()) {
     follower.leave()
@@ -46,11 +46,11 @@ export function sendEvents(
   raw.socket?.setNoDelay(true)
   raw.writeHead(200, { ...HEADERS, ...options.headers })
   raw.write(HELLO)
-  follower.start(createSseSink(raw, options.bufferBytes))
+  follower.start(createSseSink(raw, options.bufferBytes, 2 * options.keepAliveMs))
   return reply
 }
 
-function createSseSink(raw: FastifyReply['raw'], bufferBytes: number): Sink {
+function createSseSink(raw: FastifyReply['raw'], bufferBytes: number, lingerMs: number): Sink {
   // A peer that resets its connection is gone; `close` follows and says so.
   raw.on('error', () => undefined)
   return {
@@ -60,7 +60,13 @@ function createSseSink(raw: FastifyReply['raw'], bufferBytes: number): Sink {
       return raw.writableLength <= bufferBytes || !raw.writableNeedDrain
     },
     ping: () => void raw.write(PING),
-    end: () => void raw.end(),
+    end() {
+      raw.end()
+      // A peer that does not take the rest is cut as one that stalls in the middle.
+      const timer = setTimeout(() => raw.socket?.resetAndDestroy(), lingerMs)
+      timer.unref()
+      raw.once('close', () => clearTimeout(timer))
+    },
     // A plain close would leave what the peer does not take with the kernel, for as long as the peer lives.
     destroy: () => void raw.socket?.resetAndDestroy(),
     onDrain: (listener) => void raw.on('drain', listener),

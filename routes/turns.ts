@@ -40,7 +40,7 @@ export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }>
         cursor: cursorOf(request),
         turn,
       })
-      return sendEvents(reply, follower, { bufferBytes: gateway.config.stream.bufferBytes })
+      return sendEvents(reply, follower, gateway.config.stream)
     },
   )
 

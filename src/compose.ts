@@ -24,6 +24,7 @@ import { createKeys, type Keys } from './store/keys.ts'
 import { openStore, warnAboutDurability } from './store/open.ts'
 import { createTurnScheduler } from './store/queues.ts'
 import { closeRedis, connectRedis, type RedisTarget, untilReady } from './store/redis.ts'
+import { loadScripts } from './store/scripts.ts'
 import { createSweep } from './store/sweep.ts'
 import type { Inbound } from './vocabulary/turn.ts'
 
@@ -55,14 +56,19 @@ export async function compose(options: ComposeOptions) {
   const storeTrouble = trouble.onError
   const producer = connectRedis(target, 'producer', storeTrouble)
   const subscriber = connectRedis(target, 'subscriber', storeTrouble)
+  // Large reads must not stand before accepts.
+  const reader = connectRedis(target, 'producer', storeTrouble)
   const worker = connectRedis(target, 'worker', storeTrouble)
   const closing = async (): Promise<void> => {
-    await Promise.all([producer, subscriber, worker].map(closeRedis))
+    await Promise.all([producer, reader, subscriber, worker].map(closeRedis))
   }
   producer.on('ready', trouble.onReady)
   try {
-    await untilReady(producer, READY_TIMEOUT_MS)
+    await Promise.all(
+      [producer, reader, subscriber, worker].map((redis) => untilReady(redis, READY_TIMEOUT_MS)),
+    )
     await openStore(producer, keys)
+    await loadScripts(producer)
   } catch (error) {
     await closing()
     throw error
@@ -78,10 +84,10 @@ export async function compose(options: ComposeOptions) {
     notesLimit: config.limits.notes,
   }
   const conversations = createConversations({ ...storeOptions, redis: producer })
-  const reads = createConversationReads({ redis: producer, keys })
+  const reads = createConversationReads({ redis: reader, keys })
   const scheduler = createTurnScheduler(keys, producer, storeTrouble)
   const hub = createHub({
-    log: createEventLog(producer, subscriber),
+    log: createEventLog(reader, subscriber),
     reads,
     keepAliveMs: config.stream.keepAliveMs,
     onFollowers: (count) => metrics.followers.set(count),
@@ -118,13 +124,15 @@ export async function compose(options: ComposeOptions) {
     untilEnded: (turn: string, timeoutMs: number, signal: AbortSignal) =>
       untilEnded(turn, timeoutMs, signal, { hub, reads, keys }),
     /** True when the store answers now. */
-    ping: async () => (await producer.ping()) === 'PONG',
+    ping: async () =>
+      (await Promise.all([producer.ping(), reader.ping()])).every((reply) => reply === 'PONG'),
     closeStreams: () => hub.close(),
   }
 
   const stopping = new AbortController()
-  const running = createRunningTurns()
-  const delay = monitorEventLoopDelay({ resolution: 10 })
+  const running = createRunningTurns((count) => metrics.runningTurns.set(count))
+  const lag = watchLag()
+  const workerConversations = createConversations({ ...storeOptions, redis: worker })
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
   const firstSights = new Map<string, number>()
   const providers = createProviders({ ...config.models, openai: config.openai })
@@ -137,7 +145,6 @@ export async function compose(options: ComposeOptions) {
     scheduler: workerScheduler,
     /** Must run before the first drain: numbers the agents' versions and hears cancels. */
     async prepare(): Promise<void> {
-      delay.enable()
       for (const shard of keys.shards)
         for (const agent of config.agents.values())
           firstSights.set(sightKey(shard.index, agent), await reads.firstSight(shard, agent))
@@ -163,12 +170,12 @@ export async function compose(options: ComposeOptions) {
         revision: config.revision,
         firstSight: (shard, agent) => firstSights.get(sightKey(shard, agent)) ?? 0,
         takeOverLimit: config.queue.takeOvers,
-        windowMs: () => coalesceWindowMs({ runningTurns: running.count(), lagMs: lagOf(delay) }),
+        limits: config.models,
+        windowMs: () => coalesceWindowMs({ runningTurns: running.count(), lagMs: lag.lagMs() }),
         onStep,
         onFirstToken: (sinceStartMs) => metrics.firstTokenSeconds.observe(sinceStartMs / 1000),
         onTurnEnd: (end) => {
           metrics.turns.inc({ status: end.type === 'ended' ? end.status : end.type })
-          metrics.runningTurns.set(running.count())
           if (end.type === 'ended' && end.failure) {
             const { error, ...where } = end.failure
             log.warn({ ...where, code: error.code, reason: error.message }, 'a turn failed')
@@ -178,11 +185,9 @@ export async function compose(options: ComposeOptions) {
         onBug: (error, where) => log.error({ ...toLoggable(error), ...where }, 'a turn met a fault of ours'),
         nowMs,
       }),
-    sweep: createSweep({
-      redis: worker,
-      keys,
-      conversations: createConversations({ ...storeOptions, redis: worker }),
-    }),
+    sweep: createSweep({ redis: worker, maxQueueMs }),
+    /** Ends a turn whose time to wait is over; leaves any other alone. */
+    expire: (cid: string, turn: string) => workerConversations.expire(keys.fromCid(cid), turn),
     onTrouble: storeTrouble,
     /** No turn is started after this. */
     stop: () => stopping.abort(),
@@ -200,7 +205,7 @@ export async function compose(options: ComposeOptions) {
     async close(): Promise<void> {
       stopping.abort()
       running.handOver()
-      delay.disable()
+      lag.close()
       hub.close()
       await Promise.all([scheduler.close(), workerScheduler.close()])
       await closing()
@@ -212,9 +217,23 @@ function sightKey(shard: number, agent: Agent): string {
   return `${shard} ${agent.name} ${agent.digest}`
 }
 
-/** Lag of the event loop beyond the monitor's own resolution, over the time since it was last asked. */
-function lagOf(delay: ReturnType<typeof monitorEventLoopDelay>): number {
-  return Math.max(0, delay.percentile(90) / 1e6 - 10)
+/** Lag of the event loop over the last second, in ms, beyond the monitor's own resolution. */
+function watchLag(): { lagMs: () => number; close: () => void } {
+  const delay = monitorEventLoopDelay({ resolution: 10 })
+  let lagMs = 0
+  delay.enable()
+  const timer = setInterval(() => {
+    lagMs = Math.max(0, delay.percentile(90) / 1e6 - 10)
+    delay.reset()
+  }, 1000)
+  timer.unref()
+  return {
+    lagMs: () => lagMs,
+    close() {
+      clearInterval(timer)
+      delay.disable()
+    },
+  }
 }
 
 /** One line when the store goes away and one when it is back, not one for each command; every error is counted. */

@@ -66,7 +66,12 @@ const configSchema = z.strictObject({
     })
     .prefault({}),
   models: z
-    .strictObject({ firstEventTimeoutMs: ms.default(30_000), idleTimeoutMs: ms.default(120_000) })
+    .strictObject({
+      firstEventTimeoutMs: ms.default(30_000),
+      idleTimeoutMs: ms.default(120_000),
+      callMs: ms.default(600_000),
+      answerCharacters: count.default(1_000_000),
+    })
     .prefault({}),
   cache: z.strictObject({ historyBytes: count.default(268_435_456) }).prefault({}),
   shutdown: z.strictObject({ graceMs: ms.default(20_000), killAfterMs: ms.default(30_000) }).prefault({}),
@@ -173,6 +178,11 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
   if (defaultAgent === undefined || !names.includes(defaultAgent))
     throw new ConfigError(
       `${path}: defaultAgent: name the agent that answers by default, one of ${names.join(', ')}`,
+    )
+  const { dedupeMs, turnsMs } = checked.retention
+  if (dedupeMs > turnsMs)
+    throw new ConfigError(
+      `${path}: retention.dedupeMs (${dedupeMs}) must not be above retention.turnsMs (${turnsMs})`,
     )
   const { graceMs, killAfterMs } = checked.shutdown
   if (graceMs >= killAfterMs)

@@ -22,11 +22,13 @@ export function startSweeper(turns: Turnpike['turns']): { close(): Promise<void>
   const look = async (): Promise<void> => {
     let oldestMs = 0
     for (const shard of turns.keys.shards) {
-      const { cids, oldestPendingMs } = await turns.sweep(shard)
-      oldestMs = Math.max(oldestMs, oldestPendingMs)
+      const { cids, expired, oldestWaitingMs } = await turns.sweep(shard)
+      oldestMs = Math.max(oldestMs, oldestWaitingMs)
       for (const cid of cids) await turns.scheduler.wakeAgain(shard, cid)
+      // One that cannot be expired must not keep the others waiting; it comes again.
+      for (const { cid, turn } of expired) await turns.expire(cid, turn).catch(turns.onTrouble)
     }
-    turns.metrics.oldestPendingSeconds.set(oldestMs / 1000)
+    turns.metrics.oldestWaitingSeconds.set(oldestMs / 1000)
   }
 
   next()

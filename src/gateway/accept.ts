@@ -36,7 +36,7 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
     input: inbound.content,
     channel: inbound.replyAddress.channel,
     aliases: inbound.aliases.map((alias) => keys.dedupe(of.shard, of.cid, alias)),
-    digest: digestOf(inbound),
+    digest: digestOf(inbound.sent),
   })
   // In the same tick on the same connection: the mailbox is written before the wake-up, in one round trip.
   const woken = scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
@@ -69,11 +69,18 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
   }
 }
 
-/** What makes two messages under one key the same: all that the client sent, nothing that time or transport adds. */
-function digestOf(inbound: Inbound): string {
-  const notes = inbound.notes.map(({ key, text, source }) => ({ key, text, source }))
-  const { content, sender, agent, mode, metadata } = inbound
+/** The same for the same values, in whatever order a client writes its keys. */
+function digestOf(sent: unknown): string {
   return createHash('sha256')
-    .update(JSON.stringify([content, sender, agent, mode, metadata, notes]))
+    .update(JSON.stringify(sorted(sent)))
     .digest('base64url')
+}
+
+function sorted(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sorted)
+  if (typeof value !== 'object' || value === null) return value
+  const entries = Object.entries(value).filter(([, inner]) => inner !== undefined)
+  return Object.fromEntries(
+    entries.sort(([a], [b]) => (a < b ? -1 : 1)).map(([key, inner]) => [key, sorted(inner)]),
+  )
 }

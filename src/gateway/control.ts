@@ -27,16 +27,19 @@ export interface RunningTurns {
   count(): number
 }
 
-export function createRunningTurns(): RunningTurns {
+/** `onCount` hears the number of running turns whenever it changes. */
+export function createRunningTurns(onCount: (count: number) => void): RunningTurns {
   const running = new Map<string, TurnControl>()
   let handingOver = false
   return {
     add(turn) {
       const control = createTurnControl()
       running.set(turn, control)
+      onCount(running.size)
       if (handingOver) control.stop('handed_over')
       const forget = (): void => {
         if (running.get(turn) === control) running.delete(turn)
+        onCount(running.size)
       }
       return { control, forget }
     },

@@ -41,6 +41,7 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
   let flushing = false
   let first = true
   let written = ''
+  let failed: { error: unknown } | undefined
 
   function push(kind: Kind, delta: string): void {
     const last = pending.at(-1)
@@ -57,8 +58,10 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
       start()
     })
     writing = draining
-    // A lost lease shows in flush(); here it must not end the process.
-    draining.catch(() => undefined)
+    // What went wrong shows in flush(); here it must not end the process.
+    draining.catch((error: unknown) => {
+      failed ??= { error }
+    })
   }
 
   async function drain(): Promise<void> {
@@ -80,7 +83,8 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
 
   async function flush(): Promise<void> {
     flushing = true
-    while (writing) await writing
+    while (writing) await writing.catch(() => undefined)
+    if (failed) throw failed.error
   }
 
   return { push, flush, written: () => written }

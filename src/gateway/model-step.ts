@@ -41,6 +41,8 @@ export interface ModelStepOptions {
   chain: Chain | undefined
   /** Aborts on cancel, hand-over and loss of the lease; closes the provider's socket. */
   signal: AbortSignal
+  /** What one answer may take: text in UTF-16 code units, time in ms. */
+  limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onCancel: () => void
   onStep: (name: string) => void | Promise<void>
@@ -66,7 +68,14 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
   const writer = createDeltaWriter({ ...options, turn: context.turn })
   let text = ''
   let firstTokenAt: number | undefined
+  const beganAt = options.nowMs()
   for await (const event of provider.stream(request, signal)) {
+    // Leaving the loop closes the provider's socket.
+    const tooMuch = whatIsTooMuch(text.length, options.nowMs() - beganAt, options.limits)
+    if (tooMuch !== undefined) {
+      await writer.flush()
+      return { type: 'failed', error: { code: 'provider_error', message: tooMuch }, text: writer.written() }
+    }
     switch (event.type) {
       case 'text':
         firstTokenAt ??= options.nowMs()
@@ -112,6 +121,19 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
     }
   }
   throw new Error(`provider ${provider.name} ended its stream without a stop or an error`)
+}
+
+/** A model that never ends must not fill the store. */
+function whatIsTooMuch(
+  characters: number,
+  elapsedMs: number,
+  limits: ModelStepOptions['limits'],
+): string | undefined {
+  if (characters > limits.answerCharacters)
+    return `The answer grew beyond models.answerCharacters (${limits.answerCharacters}) and was given up.`
+  if (elapsedMs > limits.callMs)
+    return `The answer took longer than models.callMs (${limits.callMs}) and was given up.`
+  return undefined
 }
 
 /** An answer of white space alone is none: vendors refuse it in a history. */

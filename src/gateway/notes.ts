@@ -16,14 +16,13 @@ export interface NewNote {
  * A new note from a client. `source` says through which door it came. Lone surrogates are replaced: the store's scripts
  * read notes as JSON, and their parser takes none.
  */
-export function toNote({ text, key, expiresInMs }: NewNote, source: string, nowMs: number): Note {
+export function toNote({ text, key }: NewNote, source: string, nowMs: number): Note {
   return {
     id: randomUUID(),
     ...(key !== undefined && { key: key.toWellFormed() }),
     text: text.toWellFormed(),
     source,
     at: nowMs,
-    ...(expiresInMs !== undefined && { expiresAt: nowMs + expiresInMs }),
   }
 }
 
@@ -46,7 +45,7 @@ export async function addNote(
       .digest('base64url'),
   }
   const conversation = { id: of.conversation, tenant: of.tenant, agent: of.agent, channel: 'web' }
-  const reply = await options.conversations.addNote(key, made, alias, conversation)
+  const reply = await options.conversations.addNote(key, made, note.expiresInMs, alias, conversation)
   switch (reply.type) {
     case 'added':
     case 'duplicate':

@@ -22,6 +22,7 @@ export interface RunTurnOptions {
   /** Ordinal in which a shard saw an agent's digest first. */
   firstSight: (shardIndex: number, agent: Agent) => number
   takeOverLimit: number
+  limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onStep: (name: string) => void | Promise<void>
   onFirstToken: (sinceStartMs: number) => void
@@ -31,7 +32,7 @@ export interface RunTurnOptions {
 /** What an operator is told of a turn that failed; nothing that was said. */
 export interface TurnFailure {
   turn: string
-  agent: string
+  agent: string | undefined
   model: string | undefined
   error: TurnError
 }
@@ -50,10 +51,9 @@ export async function runTurn(
 ): Promise<TurnEnd> {
   const beganAt = options.nowMs()
   const measured: Record<string, string> = {}
-  const loaded = await options.history.load(lease.of, started.turn, started.generation)
-  if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
-  const { turn } = loaded
   let context: TurnContext | undefined
+  let agent: Agent | undefined
+  const turnId = started.turn
 
   /** `said` is text in the log that no item holds yet. */
   const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>, said = ''): Promise<TurnEnd> => {
@@ -64,7 +64,7 @@ export async function runTurn(
       generation,
       wantNext: wantNext(),
     }
-    const reply = await lease.commit(turn.id, full)
+    const reply = await lease.commit(turnId, full)
     // A cancel came between the model's last byte and here: it wins, since it was promised first.
     if (reply.type === 'cancelled') return cancelled(said)
     return { type: 'ended', status: commit.status, reply }
@@ -73,8 +73,7 @@ export async function runTurn(
     const fields = { error: JSON.stringify(error) }
     const ended = await end({ status: 'failed', items: [], data: { error }, fields }, said)
     if (ended.type !== 'ended' || ended.status !== 'failed') return ended
-    const model = options.agents.get(turn.agent)?.route
-    return { ...ended, failure: { turn: turn.id, agent: turn.agent, model, error } }
+    return { ...ended, failure: { turn: turnId, agent: agent?.name, model: agent?.route, error } }
   }
   const cancelled = (text: string): Promise<TurnEnd> => {
     const items: Item[] = isBlank(text) || !context ? [] : [partialItem(context, text, options.nowMs())]
@@ -86,16 +85,20 @@ export async function runTurn(
     return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields })
   }
 
-  if (turn.cancelAt !== undefined) {
-    context = turn.bound && contextOf(loaded, options, lease).context
-    return cancelled(await partialText(loaded, lease, options.history))
-  }
+  // Before anything is read: what is read may be what ended the workers before.
   if (started.takeOvers > options.takeOverLimit)
     return fail({
       code: 'take_over_limit',
       message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
     })
-  const agent = options.agents.get(turn.agent)
+  const loaded = await options.history.load(lease.of, turnId, started.generation)
+  if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
+  const { turn } = loaded
+  if (turn.cancelAt !== undefined) {
+    context = turn.bound && contextOf(loaded, options, lease).context
+    return cancelled(await partialText(loaded, lease, options.history))
+  }
+  agent = options.agents.get(turn.agent)
   if (!agent) return fail({ code: 'agent_unknown', message: `No agent "${turn.agent}" is configured here.` })
 
   const bound = await bindTurn(loaded, lease, started, options)
@@ -117,6 +120,7 @@ export async function runTurn(
     step: last?.n ?? 1,
     index: 0,
     chain: chainOf(bound.loaded, context.generation, agent.route),
+    limits: options.limits,
     windowMs: options.windowMs,
     onCancel: () => control.stop('cancelled'),
     onStep: options.onStep,
@@ -183,7 +187,7 @@ function contextOf(
       revision: options.revision,
       firstSight: agent ? options.firstSight(lease.of.shard.index, agent) : 0,
     },
-    options.nowMs(),
+    loaded.storeNowMs,
   )
 }
 

@@ -57,9 +57,9 @@ export function createMetrics() {
       help: 'Streams cut because the peer did not read',
       registers,
     }),
-    oldestPendingSeconds: new Gauge({
-      name: 'turnpike_oldest_pending_seconds',
-      help: 'How long the oldest conversation with work is overdue',
+    oldestWaitingSeconds: new Gauge({
+      name: 'turnpike_oldest_waiting_seconds',
+      help: 'How long the oldest turn that waits has waited',
       registers,
     }),
     storeErrors: new Counter({

@@ -22,6 +22,10 @@ export interface ListCursor {
   cid: string
 }
 
+/** Items read at a time, and how much of them makes a page: what one answer may hold of the process's time. */
+const BATCH = 10
+const PAGE_CHARACTERS = 1_000_000
+
 export type ConversationReads = ReturnType<typeof createConversationReads>
 
 export function createConversationReads({ redis, keys }: { redis: Redis; keys: Keys }) {
@@ -73,15 +77,27 @@ export function createConversationReads({ redis, keys }: { redis: Redis; keys: K
     },
 
     /**
-     * Items of the current generation by ordinal, as stored JSON, from `after` (exclusive), at most `limit`. Undefined
-     * when there is no conversation.
+     * Items of the current generation by ordinal, as stored JSON, from `after` (exclusive): at most `limit`, and no more
+     * than fit into one page. `more` tells whether others follow. Undefined when there is no conversation.
      */
-    async items(of: ConversationKey, after: number, limit: number): Promise<string[] | undefined> {
+    async items(
+      of: ConversationKey,
+      after: number,
+      limit: number,
+    ): Promise<{ raws: string[]; more: boolean } | undefined> {
       const [id, generation] = await answer(redis.hmget(of.key, 'id', 'generation'))
       if (typeof id !== 'string') return undefined
       const key = `${of.key}:g${generation}:items`
-      const index = await answer(indexAfter(redis, key, after))
-      return answer(redis.lrange(key, index, index + limit - 1))
+      const first = await answer(indexAfter(redis, key, after))
+      const raws: string[] = []
+      for (let size = 0; size < PAGE_CHARACTERS && raws.length < limit; ) {
+        const from = first + raws.length
+        const batch = await answer(redis.lrange(key, from, Math.min(from + BATCH, first + limit) - 1))
+        if (batch.length === 0) return { raws, more: false }
+        raws.push(...batch)
+        size += batch.reduce((sum, raw) => sum + raw.length, 0)
+      }
+      return { raws, more: (await answer(redis.llen(key))) > first + raws.length }
     },
 
     /** In which order this shard saw the version of an agent first, from 1. */

@@ -114,6 +114,7 @@ export function createConversations(options: StoreOptions) {
     async addNote(
       of: ConversationKey,
       note: Note,
+      expiresInMs: number | undefined,
       alias: { key: string; digest: string },
       conversation: { id: string; tenant: string; agent: string; channel: string },
     ): Promise<{ type: 'added' | 'duplicate' | 'conflict'; id: string } | { type: 'full' }> {
@@ -134,6 +135,7 @@ export function createConversations(options: StoreOptions) {
             conversation.agent,
             conversation.channel,
             alias.digest,
+            expiresInMs ?? '',
           ],
         ),
       )
@@ -143,7 +145,14 @@ export function createConversations(options: StoreOptions) {
 
     async cancel(turn: TurnRecord): Promise<CancelReply> {
       const of = keys.fromCid(turn.cid)
-      const args = [of.shard.base, of.cid, turn.id, retention.turnsMs, retention.eventsMs]
+      const args = [
+        of.shard.base,
+        of.cid,
+        turn.id,
+        retention.turnsMs,
+        retention.eventsMs,
+        retention.eventsCount,
+      ]
       const [type, status = ''] = toStrings(await call('cancel', [of.key], args))
       if (type === 'ended') return { type, status }
       return { type: type === 'cancelled' || type === 'marked' ? type : 'not_found' }
@@ -151,7 +160,8 @@ export function createConversations(options: StoreOptions) {
 
     /** Ends a queued turn whose time is over; leaves any other alone. */
     async expire(of: ConversationKey, turn: string): Promise<void> {
-      await call('expire', [of.key], [of.shard.base, of.cid, turn, retention.turnsMs, retention.eventsMs])
+      const { turnsMs, eventsMs, eventsCount } = retention
+      await call('expire', [of.key], [of.shard.base, of.cid, turn, turnsMs, eventsMs, eventsCount])
     },
 
     /** True when there was one. */

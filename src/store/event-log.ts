@@ -9,8 +9,7 @@ import { toRefusal } from './redis.ts'
 export type EventLog = ReturnType<typeof createEventLog>
 
 /**
- * `reader` answers XRANGE, `subscriber` hears Pub/Sub. One subscriber serves all conversations of the process;
- * A reading fails as a producer's call does.
+ * `reader` answers XRANGE, `subscriber` hears Pub/Sub. One subscriber serves all conversations of the process. A reading fails as a producer's call does.
  */
 export function createEventLog(reader: Redis, subscriber: Redis) {
   const listeners = new Map<string, (frame: Frame) => void>()

@@ -31,6 +31,8 @@ export interface Generation {
 
 export interface LoadedTurn {
   turn: TurnRecord
+  /** The store's clock, which also set when notes expire. Unix ms. */
+  storeNowMs: number
   /** Ordinal of the conversation's last item; the next is one more. */
   n: number
   /** Notes that wait for a turn, in order, expired ones included. */
@@ -67,7 +69,8 @@ export function createHistory(redis: Redis, maxBytes: number) {
     const known = cache.get(of.cid)
     const have = known?.generation === generation ? known.items.length : 0
     const g = `${of.key}:g${generation}`
-    const [turnFields, state, notes, fields, tail] = await Promise.all([
+    const [time, turnFields, state, notes, fields, tail] = await Promise.all([
+      redis.time(),
       redis.hgetall(turnKey(of.shard, turn)),
       redis.hmget(of.key, 'incarnation', 'n'),
       redis.lrange(`${of.key}:notes`, 0, -1),
@@ -97,6 +100,7 @@ export function createHistory(redis: Redis, maxBytes: number) {
     }
     return {
       turn: record,
+      storeNowMs: Number(time[0]) * 1000 + Math.floor(Number(time[1]) / 1000),
       n: Number(state[1] ?? 0),
       notes: notes.map((raw) => JSON.parse(raw) as Note),
       generation: fields.system === undefined ? undefined : toGeneration(generation, fields),

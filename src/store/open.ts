@@ -8,8 +8,10 @@ import type { Keys } from './keys.ts'
 export async function openStore(redis: Redis, keys: Keys): Promise<void> {
   const key = `${keys.prefix}:meta`
   const count = String(keys.shards.length)
-  await redis.hsetnx(key, 'shards', count)
-  const stored = await redis.hget(key, 'shards')
+  // Read first: a store that is full takes no writes, and its turns still have to end.
+  const known = await redis.hget(key, 'shards')
+  if (known === null) await redis.hsetnx(key, 'shards', count)
+  const stored = known ?? (await redis.hget(key, 'shards'))
   if (stored !== count)
     throw new GatewayError(
       'store_unavailable',

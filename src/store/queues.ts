@@ -25,6 +25,8 @@ export interface TurnWorkers {
 }
 
 const TURNS = 'turns'
+/** How long an idle worker blocks before it looks again; below the time-out of its connection. */
+const BLOCKING_SECONDS = 2
 
 function queuePrefix(shard: Shard): string {
   return shard.base.slice(0, -1)
@@ -84,7 +86,7 @@ export function startTurnWorkers(
       stalledInterval: options.stalledIntervalMs,
       // Take-overs are counted per turn; BullMQ's own count must never give up on a mailbox.
       maxStalledCount: 1_000_000,
-      drainDelay: 5,
+      drainDelay: BLOCKING_SECONDS,
       // After the store was away: look for work again soon.
       runRetryDelay: 200,
     })

@@ -12,6 +12,8 @@ export type ConnectionKind = 'producer' | 'worker' | 'subscriber'
 /** Longest wait of a producer for one answer, in ms; then the door answers 503. */
 export const PRODUCER_TIMEOUT_MS = 800
 
+const PING_INTERVAL_MS = 1500
+
 /** Replies keep the client's default shapes. */
 type Options = Omit<RedisOptions, 'replyMapping'>
 
@@ -28,12 +30,19 @@ const SHARED: Options = {
 const BY_KIND: Record<ConnectionKind, Options> = {
   producer: {
     autoResendUnfulfilledCommands: false,
+    socketTimeout: 3000,
     enableOfflineQueue: false,
     maxRetriesPerRequest: 1,
     commandTimeout: PRODUCER_TIMEOUT_MS,
   },
-  worker: { autoResendUnfulfilledCommands: true, maxRetriesPerRequest: null },
-  subscriber: { autoResendUnfulfilledCommands: true, maxRetriesPerRequest: null, autoResubscribe: true },
+  // Above the time that BullMQ lets a worker block (BLOCKING_SECONDS in queues.ts).
+  worker: { autoResendUnfulfilledCommands: true, maxRetriesPerRequest: null, socketTimeout: 6000 },
+  subscriber: {
+    autoResendUnfulfilledCommands: true,
+    maxRetriesPerRequest: null,
+    autoResubscribe: true,
+    socketTimeout: 3000,
+  },
 }
 
 /**
@@ -48,7 +57,17 @@ export function connectRedis(
   const options: Options = { ...SHARED, ...BY_KIND[kind], connectionName: `turnpike-${kind}` }
   const redis = 'url' in target ? new Redis(target.url, options) : new Redis(target.socketPath, options)
   redis.on('error', onError)
+  if (kind === 'subscriber') listenForSilence(redis)
   return redis
+}
+
+/** A subscriber only hears: it asks now and then, so that a server which died without a word is missed. */
+function listenForSilence(redis: Redis): void {
+  const timer = setInterval(() => {
+    if (redis.status === 'ready') redis.ping().catch(() => undefined)
+  }, PING_INTERVAL_MS)
+  timer.unref()
+  redis.once('end', () => clearInterval(timer))
 }
 
 /** Settles when the connection is usable; rejects after `timeoutMs` with what to check. */
@@ -83,8 +102,13 @@ const PASSING = /^(LOADING|READONLY|MISCONF|BUSY|TRYAGAIN|CLUSTERDOWN|MASTERDOWN
 
 /** True when the call may be made again: no answer came, or one that passes by itself. */
 export function isPassing(error: unknown): boolean {
-  if (!(error instanceof Error)) return false
+  if (!(error instanceof Error) || isBug(error)) return false
   return !(error instanceof ReplyError) || PASSING.test(error.message)
+}
+
+/** Errors of our own code, which no waiting mends. */
+function isBug(error: Error): boolean {
+  return [TypeError, RangeError, ReferenceError, SyntaxError].some((type) => error instanceof type)
 }
 
 /** The one translation of a failed producer's call into a refusal with a code. Bugs pass through. */
@@ -95,7 +119,7 @@ export function toRefusal(error: unknown): unknown {
       retryAfterMs: 5000,
       cause: error,
     })
-  if (!isPassing(error) || error instanceof TypeError || error instanceof RangeError) return error
+  if (!isPassing(error)) return error
   return new GatewayError(
     'store_unavailable',
     'The store does not answer; the call may or may not have been carried out. Repeat it with the same Idempotency-Key.',

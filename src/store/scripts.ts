@@ -29,7 +29,7 @@ interface Script {
 }
 
 const FOLDER = join(import.meta.dirname, 'scripts')
-const scripts: ReadonlyMap<string, Script> = loadScripts()
+const scripts: ReadonlyMap<string, Script> = readScripts()
 
 /**
  * Calls a script by its digest, and with its text when the server does not know it yet.
@@ -43,7 +43,7 @@ export async function runScript(
   args: (string | number)[],
 ): Promise<unknown> {
   const script = scripts.get(name)
-  if (!script) throw new Error(`no script ${name}`)
+  if (!script) throw new RangeError(`no script ${name}`)
   try {
     return await redis.evalsha(script.sha, keys.length, ...keys, ...args)
   } catch (error) {
@@ -52,8 +52,16 @@ export async function runScript(
   }
 }
 
+/**
+ * Makes the server know all scripts, so that each call is one digest. Another server, or the same one started again, is
+ * sent the text by the first call of each. Rejects as the connection does.
+ */
+export async function loadScripts(redis: Redis): Promise<void> {
+  await Promise.all([...scripts.values()].map(({ text }) => redis.script('LOAD', text)))
+}
+
 /** Reads all scripts once, with `--#include <fragment>` lines replaced by the fragment. */
-function loadScripts(): Map<string, Script> {
+function readScripts(): Map<string, Script> {
   const loaded = new Map<string, Script>()
   for (const file of readdirSync(FOLDER)) {
     if (!file.endsWith('.lua') || file.endsWith('.fragment.lua')) continue

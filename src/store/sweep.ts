@@ -2,8 +2,7 @@
 // here depends on being the only one.
 
 import type { Redis } from 'ioredis'
-import type { Conversations } from './conversations.ts'
-import type { Keys, Shard } from './keys.ts'
+import type { Shard } from './keys.ts'
 import { runScript } from './scripts.ts'
 
 /** At most so many of each kind at a time. */
@@ -14,26 +13,22 @@ const MOVE_ON_MS = 2_000
 export interface Swept {
   /** Conversations to wake. */
   cids: string[]
-  /** How long the oldest conversation with work is overdue. */
-  oldestPendingMs: number
+  /** Turns whose time to wait is over. */
+  expired: { cid: string; turn: string }[]
+  /** How long the oldest turn has waited. */
+  oldestWaitingMs: number
 }
 
-export function createSweep(options: { redis: Redis; keys: Keys; conversations: Conversations }) {
-  const { redis, keys, conversations } = options
+export function createSweep({ redis, maxQueueMs }: { redis: Redis; maxQueueMs: number }) {
   return async function sweep(shard: Shard): Promise<Swept> {
     const sets = ['pending', 'timers', 'outbox'].map((name) => shard.base + name)
-    const reply = (await runScript(redis, 'sweep', sets, [BATCH, MOVE_ON_MS])) as [
-      string[],
-      string[],
-      string[],
-      string,
-    ]
+    const args = [BATCH, MOVE_ON_MS, maxQueueMs]
+    const reply = (await runScript(redis, 'sweep', sets, args)) as [string[], string[], string[], string]
     const [cids, timers, , oldest] = reply
-    for (const timer of timers) {
-      const { kind, cid, id } = parseTimer(timer)
-      if (kind === 'expiry') await conversations.expire(keys.fromCid(cid), id)
-    }
-    return { cids, oldestPendingMs: Number(oldest) }
+    const expired = timers
+      .map(parseTimer)
+      .flatMap(({ kind, cid, id }) => (kind === 'expiry' ? [{ cid, turn: id }] : []))
+    return { cids, expired, oldestWaitingMs: Number(oldest) }
   }
 }
 

@@ -142,8 +142,7 @@ describe('notes', () => {
       ...talked,
       waitingNotes: [note('late', { expiresAt: NOW }), note('now', { expiresAt: NOW + 1 })],
     }
-    const own = [note('own late', { expiresAt: NOW - 1 })]
-    const [effect] = buildTurnContext(snapshot, turn({ notes: own }), agent, NOW).effects
+    const [effect] = buildTurnContext(snapshot, turn(), agent, NOW).effects
     expect(effect).toMatchObject({ toldNoteIds: ['now'], expiredNoteIds: ['late'] })
     expect(effect?.sidecar?.noteIds).toEqual(['now'])
   })

@@ -79,8 +79,8 @@ export function buildTurnContext(
   const opens = !current || isNewer(agent, current)
   const number = opens ? (current?.number ?? 0) + 1 : current.number
   const { current: waiting, expiredIds } = splitExpired(snapshot.waitingNotes, nowMs)
-  const own = splitExpired(turn.notes, nowMs).current
-  const notes = [...noteOfCancel(snapshot.items, turn.id, nowMs), ...own, ...waiting]
+  // A message's own notes go with it, however long it waited.
+  const notes = [...noteOfCancel(snapshot.items, turn.id, nowMs), ...turn.notes, ...waiting]
   const sidecar = composeUserApiContent({ content: turn.input, notes })
   const n = snapshot.lastOrdinal + 1
   const userItem: MessageItem = {

@@ -107,10 +107,12 @@ export interface Inbound {
   mode: Mode
   content: Part[]
   sender?: Sender
-  /** Names under which the same message may come again, unique inside `dedupeScope`. */
+  /** Names under which the same message may come again, unique inside its conversation. */
   aliases: string[]
   /** `conflict`: an alias with another body is refused. `same`: it is the same message whatever its body. */
   aliasRule: 'conflict' | 'same'
+  /** What the client sent, parsed: two messages under one alias are the same when this is. */
+  sent: unknown
   notes: Note[]
   metadata?: Record<string, string>
   replyAddress: ReplyAddress

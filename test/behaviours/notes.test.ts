@@ -81,7 +81,7 @@ test('a message’s own notes come first, then those that waited', async () => {
   expect(lastContent(await ask('both', { text: 'next' }))).toBe('next')
 })
 
-test('notes whose time is over are not told, whether they waited alone or with a queued message', async () => {
+test('notes whose time is over are not told; those of a queued message go with it, however long it waits', async () => {
   await note(
     'late',
     { text: 'short', expiresInMs: 1 },
@@ -94,7 +94,7 @@ test('notes whose time is over are not told, whether they waited alone or with a
   const first = await postMessage(url, 'late', { text: 'one' })
   await openAi.request(n + 1)
   openAi.reply({ text: ['ok'] })
-  const own = [{ text: 'own short', expiresInMs: 1 }, { text: 'own long' }]
+  const own = [{ text: 'own first' }, { text: 'own second' }]
   const second = (await (await postMessage(url, 'late', { text: 'two', notes: own })).json()) as {
     turn: string
   }
@@ -103,7 +103,10 @@ test('notes whose time is over are not told, whether they waited alone or with a
   silence.release()
   await untilEnded(url, second.turn)
   const told = openAi.requests.slice(-2).map((request) => notesIn(lastContent(request)))
-  expect(told).toEqual([['long', 'for ever'], ['own long']])
+  expect(told).toEqual([
+    ['long', 'for ever'],
+    ['own first', 'own second'],
+  ])
   expect(first.status).toBe(202)
 })
 

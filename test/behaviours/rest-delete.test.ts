@@ -158,8 +158,8 @@ describe.each([
 })
 
 test('turns that are older than the retention of ended ones are deleted as well', async () => {
-  await stage.start('worker', { retention: { turnsMs: 300 } })
-  await stage.start('gateway', { retention: { turnsMs: 300 } })
+  await stage.start('worker', { retention: { turnsMs: 300, dedupeMs: 300 } })
+  await stage.start('gateway', { retention: { turnsMs: 300, dedupeMs: 300 } })
   stage.openAi.reply({ text: [hold()] })
   await say(stage.url, 'talk', 'running-word')
   await stage.openAi.request(1)

@@ -147,7 +147,7 @@ const CASES: Case[] = [
   { script: 'delete', when: 'with open turns', replies: 'deleted', again: ['not_found'], play: () => inOrder(() => ownerAt('intended', 2), () => deleteConversation(run, BOX, 'heard')) },
   { script: 'expire', when: 'due', replies: 'expired', again: ['none'], play: () => sweepLate(true) },
   { script: 'expire', when: 'too early', replies: 'early', play: () => sweepLate(false) },
-  { script: 'sweep', when: 'something is due', replies: '', again: [[], [], [], '0'], play: sweepDue },
+  { script: 'sweep', when: 'something is due', replies: '', again: [[], [], [], expect.stringMatching(/^\d+$/)], play: sweepDue },
   { script: 'first-sight', when: 'new', replies: '', play: () => reads().firstSight(run.of(BOX).shard, { name: 'main', digest: 'd' }) },
   { script: 'snapshot', when: 'a turn runs', replies: '', play: () => inOrder(() => ownerAt('intended'), () => reads().snapshot(run.of(BOX))) },
 ]

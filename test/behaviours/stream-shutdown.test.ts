@@ -4,7 +4,7 @@
 import { afterAll, afterEach, beforeEach, expect, test } from 'vitest'
 import { hold } from '../fakes/openai-script.ts'
 import { startOpenAiServer } from '../fakes/openai-server.ts'
-import { isEnd, postMessage, say, shownText, untilEnded } from '../support/client.ts'
+import { isEnd, postMessage, type SseEvent, say, shownText, untilEnded } from '../support/client.ts'
 import { pacedNumbers } from '../support/paced-numbers.ts'
 import { createCleanup, eventsPath, openStream } from '../support/raw-stream.ts'
 import { uniquePrefix, withRedis } from '../support/redis.ts'
@@ -77,15 +77,14 @@ test('streams of a gateway that stops end in good order, and their clients go on
 
   openAi.reply({ text: ['next'] })
   held.release()
+  const isTurnsEnd = (event: SseEvent): boolean => isEnd(event) && event.data.turn === turn
+  const whole = (await follower.until(isTurnsEnd)).filter(({ data }) => data.turn === turn)
   for (const [n, stream] of streams.entries()) {
     const path = paths[n % paths.length]
     const resumed = opened.add(await openStream(`${staying.url}${path}`, { after: stream.lastId }))
-    const events = [
-      ...stream.events,
-      ...(await resumed.until((event) => isEnd(event) && event.data.turn === turn)),
-    ]
+    const events = [...stream.events, ...(await resumed.until(isTurnsEnd))]
     const own = events.filter(({ data }) => data.turn === turn)
-    expect(own).toEqual(follower.events.filter((event) => event.data.turn === turn))
+    expect(own).toEqual(whole)
     expect(shownText(own, turn)).toBe('one two')
   }
   await untilEnded(staying.url, queued.at(-1)?.data.turn ?? '')

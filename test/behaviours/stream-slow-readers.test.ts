@@ -124,7 +124,8 @@ test('clients that stop reading are cut, cost little, disturb nobody, and resume
   await expect.poll(() => cuts(gateway.url), { timeout: 20_000 }).toBe(ALL_STALLED)
   const cutMs = performance.now() - saidAt
   const grownMiB = memory.stop() - memory.beforeMiB
-  expect(grownMiB).toBeLessThan(4 * STALLED.late)
+  // At most 4 MiB for each, and what the runtime has not collected yet.
+  expect(grownMiB).toBeLessThan(64 + 4 * STALLED.late)
   expect(await cuts(patient.url)).toBe(0)
   await expect.poll(() => lingering(gateway.url)).toBe(0)
 

@@ -48,6 +48,8 @@ export function toStartOptions(options: TestOptions) {
   const merged: TurnpikeConfig = {
     agents: { main: { model, system: 'You are a test.' } },
     ...config,
+    // Tests stream more than people read.
+    models: { answerCharacters: 1_000_000_000, ...config.models },
     queue: { ...QUICK, ...config.queue },
   }
   return { env, cwd: import.meta.dirname, config: merged }

@@ -8,7 +8,7 @@
 --             15.. further fields of the turn's hash, name and value
 -- Returns     {'accepted' | 'duplicate', turn, status, position, queuedSeq} | {'conflict', turn} | {'full'}
 -- Expiry      aliases after ARGV[6]; the log's expiry ends
--- Repeat      the same turn id returns the first reply and writes nothing
+-- Repeat      the same turn id finds its turn as it is now and writes nothing
 --#include emit
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
 local mailbox = KEYS[1] .. ':mailbox'

@@ -2,7 +2,7 @@
 -- Add a note that waits for the next turn to start. A newer note with the same key replaces the waiting one.
 -- KEYS[1]  conversation's hash   KEYS[2]  the note's own alias key
 -- ARGV     1 base, 2 cid, 3 note id, 4 note key or '', 5 note as JSON, 6 cap on waiting notes, 7 alias TTL in ms,
---          8 conversation id, 9 tenant, 10 agent, 11 channel, 12 digest
+--          8 conversation id, 9 tenant, 10 agent, 11 channel, 12 digest, 13 ms after which it is not told any more, or ''
 -- Returns  {'added' | 'duplicate', note id} | {'conflict', note id} | {'full'}
 -- Expiry   the alias after ARGV[7]; expired notes are dropped when the list is full
 -- Repeat   the same alias returns the first note's id and adds nothing, also once that note was bound; not once the
@@ -44,6 +44,11 @@ if not held[1] then
   redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
   redis.call('ZADD', ARGV[1] .. 'idx:' .. ARGV[9], now, ARGV[2])
 end
-redis.call('RPUSH', list, ARGV[5])
+local note = ARGV[5]
+if ARGV[13] ~= '' then
+  -- By the store's clock, which also judges it.
+  note = string.sub(note, 1, -2) .. ',"expiresAt":' .. string.format('%.0f', now + ARGV[13]) .. '}'
+end
+redis.call('RPUSH', list, note)
 redis.call('SET', KEYS[2], ARGV[3] .. ' ' .. ARGV[12] .. ' ' .. incarnation, 'PX', ARGV[7])
 return { 'added', ARGV[3] }

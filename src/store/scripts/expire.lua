@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Expire a turn that waited too long; anything else about it only takes the timer away.
 -- KEYS[1]  conversation's hash
--- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms
+-- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms, 6 log entries kept
 -- Returns  {'expired'} | {'early'} (not due yet: the timer stays, at its own time) | {'none'}
 -- Expiry   the ended turn's hash after ARGV[4]
 -- Repeat   harmless
@@ -20,4 +20,5 @@ if tonumber(state[2]) > now then
 end
 expire_turn(turn, tonumber(ARGV[4]))
 settle(tonumber(ARGV[5]))
+trim_log(tonumber(ARGV[6]), tonumber(ARGV[5]))
 return { 'expired' }

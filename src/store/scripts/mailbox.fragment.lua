@@ -5,7 +5,7 @@
 --   attempt, emits turn.started, and turn.restarted when text of an earlier attempt is superseded. Returns turn,
 --   attempt, takeOvers; nil for an empty mailbox.
 -- settle(eventsMs): after an end: an empty mailbox makes the conversation idle and starts the log's expiry.
--- trim_log(count, ageMs): trims by count and age, never into the running turn.
+-- trim_log(count, ageMs): trims by count and age, never into the running turn, whose events begin with turn.queued.
 local function end_turn(turn, status, rest, turnsMs)
   local turnKey = base .. 't:' .. turn
   local attempt = redis.call('HGET', turnKey, 'attempts') or '0'
@@ -54,7 +54,7 @@ local function start_head(tookOver, turnsMs)
   if was[1] == 'queued' then
     redis.call('HSET', turnKey, 'status', 'running', 'startedAt', nowText)
     redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. head)
-    redis.call('HSET', KEYS[1], 'headSeq', seq)
+    redis.call('HSET', KEYS[1], 'headSeq', redis.call('HGET', turnKey, 'queuedSeq'), 'startSeq', seq)
   end
   if was[2] and not was[3] then
     emit('turn.restarted', head, attempt, ',"from":' .. was[2])

@@ -48,7 +48,12 @@ export async function putNote(run: Run, name: string, given: NewNote, answer: An
   const note = { id, text: id, source: 'test', at: 0, ...known, ...expiry }
   const named = { key: run.keys.dedupe(of.shard, `${of.cid}:note`, alias), digest }
   const about = { id: name, tenant: 'local', agent: 'main', channel: 'web' }
-  const reply = await ask(run, answer, () => run.conversations.addNote(of, note, named, about), expectFound)
+  const reply = await ask(
+    run,
+    answer,
+    () => run.conversations.addNote(of, note, undefined, named, about),
+    expectFound,
+  )
   const made = run.model.addNote(name, { id, key, ranOut }, alias, digest)
   tally(run, `note: ${made.type}`)
   const isFound = answer === 'lost' && made.type === 'added'

@@ -4,7 +4,7 @@
 import { Redis } from 'ioredis'
 import { createConversations } from '../../../src/store/conversations.ts'
 import { createHistory } from '../../../src/store/history.ts'
-import { type ConversationKey, createKeys } from '../../../src/store/keys.ts'
+import { type ConversationKey, createKeys, type Shard } from '../../../src/store/keys.ts'
 import type { Lease, LeaseOptions } from '../../../src/store/lease.ts'
 import { connectRedis } from '../../../src/store/redis.ts'
 import { createSweep } from '../../../src/store/sweep.ts'
@@ -16,6 +16,7 @@ import type { ModelEvent } from './shapes.ts'
 
 export const NAMES = ['one', 'two: ~/%', 'drei ü']
 const LIMITS = { mailbox: 3, notes: 3 }
+const MAX_QUEUE_MS = 600_000
 /** Renewals come from the test, never from a timer. */
 const LEASE_MS = 3_600_000
 const SILENT = { onStep: () => undefined, onTrouble: () => undefined }
@@ -76,11 +77,12 @@ export function createRun(stage: Stage, { prefix, shards, keepEvents }: Setting)
       retention,
       mailboxLimit: LIMITS.mailbox,
       notesLimit: LIMITS.notes,
-      maxQueueMs: 600_000,
+      maxQueueMs: MAX_QUEUE_MS,
     },
   })
   const lease: LeaseOptions = { redis, retention, leaseMs: LEASE_MS, ...SILENT }
   const leases = new Map<string, Lease>()
+  const look = createSweep({ redis, maxQueueMs: MAX_QUEUE_MS })
   return {
     stage,
     calls,
@@ -89,7 +91,12 @@ export function createRun(stage: Stage, { prefix, shards, keepEvents }: Setting)
     keepEvents,
     lease,
     conversations,
-    sweep: createSweep({ redis, keys, conversations }),
+    /** As the sweeper of a worker does it. */
+    async sweep(shard: Shard) {
+      const swept = await look(shard)
+      for (const { cid, turn } of swept.expired) await conversations.expire(keys.fromCid(cid), turn)
+      return swept
+    },
     /** Two worker processes keep parsed histories; owners use one or the other. */
     histories: [createHistory(redis, 1_000_000), createHistory(redis, 1_000_000)] as const,
     model: createModel(NAMES, LIMITS),
