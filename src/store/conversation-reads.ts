@@ -4,7 +4,7 @@
 import type { Redis } from 'ioredis'
 import { type Conversation, PHASES } from '../vocabulary/turn.ts'
 import type { ConversationKey, Keys, Shard } from './keys.ts'
-import { toRefusal } from './redis.ts'
+import { answer } from './redis.ts'
 import { runScript, toFields } from './scripts.ts'
 import { defined, readTurn, type TurnRecord, toTurnRecord } from './turns.ts'
 
@@ -105,14 +105,6 @@ export function createConversationReads({ redis, keys }: { redis: Redis; keys: K
       const key = `${shard.base}agents:${agent.name}`
       return Number(await answer(runScript(redis, 'first-sight', [key], [agent.digest])))
     },
-  }
-}
-
-async function answer<T>(reading: Promise<T>): Promise<T> {
-  try {
-    return await reading
-  } catch (error) {
-    throw toRefusal(error)
   }
 }
 

@@ -5,7 +5,7 @@ import type { Redis } from 'ioredis'
 import type { Note, Part, Sender } from '../vocabulary/message.ts'
 import type { Authority, Mode, ReplyAddress, TurnStatus } from '../vocabulary/turn.ts'
 import type { ConversationKey, Keys } from './keys.ts'
-import { toRefusal } from './redis.ts'
+import { answer } from './redis.ts'
 import { runScript, type ScriptName, toStrings } from './scripts.ts'
 import type { TurnRecord } from './turns.ts'
 
@@ -61,13 +61,8 @@ export type Conversations = ReturnType<typeof createConversations>
 export function createConversations(options: StoreOptions) {
   const { redis, keys, retention } = options
 
-  const call = async (name: ScriptName, keyNames: string[], args: (string | number)[]): Promise<unknown> => {
-    try {
-      return await runScript(redis, name, keyNames, args)
-    } catch (error) {
-      throw toRefusal(error)
-    }
-  }
+  const call = (name: ScriptName, keyNames: string[], args: (string | number)[]): Promise<unknown> =>
+    answer(runScript(redis, name, keyNames, args))
   return {
     /** Stores a message as a queued turn. Safe to repeat with the same turn id. */
     async accept(of: ConversationKey, turn: NewTurn): Promise<AcceptReply> {

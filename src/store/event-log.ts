@@ -4,7 +4,7 @@
 import type { Redis } from 'ioredis'
 import type { Frame } from '../vocabulary/event.ts'
 import type { ConversationKey } from './keys.ts'
-import { toRefusal } from './redis.ts'
+import { answer } from './redis.ts'
 
 export type EventLog = ReturnType<typeof createEventLog>
 
@@ -52,14 +52,6 @@ export function createEventLog(reader: Redis, subscriber: Redis) {
         subscriber.subscribe(...listeners.keys()).then(listener, () => undefined)
       })
     },
-  }
-}
-
-async function answer<T>(reading: Promise<T>): Promise<T> {
-  try {
-    return await reading
-  } catch (error) {
-    throw toRefusal(error)
   }
 }
 

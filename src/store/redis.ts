@@ -126,3 +126,12 @@ export function toRefusal(error: unknown): unknown {
     { retryAfterMs: 1000, cause: error },
   )
 }
+
+/** What a producer's call answers; its failure as a refusal with a code. */
+export async function answer<T>(reading: Promise<T>): Promise<T> {
+  try {
+    return await reading
+  } catch (error) {
+    throw toRefusal(error)
+  }
+}
