@@ -5,11 +5,15 @@ import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify'
 import { serializerCompiler, validatorCompiler } from 'fastify-type-provider-zod'
 import type { Turnpike } from '../src/compose.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
+import { authPlugin } from './auth.ts'
 import { conversationRoutes } from './conversations.ts'
+import { docsRoutes, openApiPlugin } from './docs.ts'
 import { createErrorHandler, refuseConnection, sendProblem } from './errors.ts'
 import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { readJsonBodies } from './json-body.ts'
+import { socketRoutes } from './socket.ts'
+import { tokenRoutes } from './tokens.ts'
 import { turnRoutes } from './turns.ts'
 
 export interface ServerOptions {
@@ -41,9 +45,17 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
   readJsonBodies(app, gateway.config.limits.depth)
   app.addHook('preClose', async () => gateway.closeStreams())
 
+  await app.register(authPlugin, { gateway })
+  await app.register(openApiPlugin)
   await app.register(conversationRoutes, { gateway })
   await app.register(eventRoutes, { gateway })
+  await app.register(socketRoutes, {
+    gateway,
+    onBug: (error) => onBug(error, { method: 'GET', route: '/v1/conversations/:id/socket' }),
+  })
   await app.register(turnRoutes, { gateway })
+  await app.register(tokenRoutes, { gateway })
+  await app.register(docsRoutes)
   await app.register(healthRoutes, { gateway, isStopping })
   return app
 }

@@ -44,6 +44,9 @@ export function sendEvents(
     return reply
   }
   raw.socket?.setNoDelay(true)
+  // What hooks have set (CORS) would be lost with the reply.
+  for (const [name, value] of Object.entries(reply.getHeaders()))
+    if (value !== undefined) raw.setHeader(name, value)
   raw.writeHead(200, { ...HEADERS, ...options.headers })
   raw.write(HELLO)
   follower.start(createSseSink(raw, options.bufferBytes))

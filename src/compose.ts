@@ -5,6 +5,7 @@ import { monitorEventLoopDelay } from 'node:perf_hooks'
 import type { Agent } from './agent/define-agent.ts'
 import type { Config } from './config.ts'
 import { accept } from './gateway/accept.ts'
+import { createAccess } from './gateway/access.ts'
 import { cancelTurn, createRunningTurns } from './gateway/control.ts'
 import { coalesceWindowMs } from './gateway/deltas.ts'
 import { drainMailbox } from './gateway/mailbox.ts'
@@ -14,12 +15,14 @@ import { untilEnded } from './gateway/wait.ts'
 import { type Logger, toLoggable } from './observability/log.ts'
 import { createMetrics } from './observability/metrics.ts'
 import { createProviders } from './providers/registry.ts'
+import { createApiKeys } from './store/api-keys.ts'
 import { listenForCancels } from './store/control-channel.ts'
 import { createConversationReads } from './store/conversation-reads.ts'
 import { createConversations } from './store/conversations.ts'
 import { createEventLog } from './store/event-log.ts'
 import { createHistory } from './store/history.ts'
 import { createKeys, type Keys } from './store/keys.ts'
+import { createMemoryGuard } from './store/memory-guard.ts'
 import { openStore, warnAboutDurability } from './store/open.ts'
 import { createTurnScheduler } from './store/queues.ts'
 import { closeRedis, connectRedis, type RedisTarget, untilReady } from './store/redis.ts'
@@ -77,18 +80,29 @@ export async function compose(options: ComposeOptions) {
   const conversations = createConversations({ ...storeOptions, redis: producer })
   const reads = createConversationReads({ redis: producer, keys })
   const scheduler = createTurnScheduler(keys, producer, storeTrouble)
+  const access = createAccess({
+    configured: config.keys,
+    keys: createApiKeys(producer, config.keyPrefix),
+    nowMs,
+  })
   const hub = createHub({
     log: createEventLog(producer, subscriber),
     reads,
     keepAliveMs: config.stream.keepAliveMs,
+    limit: config.limits.followers,
     onFollowers: (count) => metrics.followers.set(count),
     onCut: () => metrics.cuts.inc(),
     nowMs,
   })
 
+  const memory = createMemoryGuard(producer, (error) =>
+    log.debug(toLoggable(error), 'memory of the store is not known'),
+  )
+
   const gateway = {
     config,
     keys,
+    access,
     metrics,
     conversations,
     reads,
@@ -98,6 +112,8 @@ export async function compose(options: ComposeOptions) {
         keys,
         scheduler,
         mailboxLimit,
+        rate: config.limits.rate,
+        isStoreFull: memory.isFull,
         onAccept: (result, durationMs) => {
           metrics.accepts.inc({ result })
           metrics.acceptSeconds.observe(durationMs / 1000)
@@ -123,6 +139,11 @@ export async function compose(options: ComposeOptions) {
   const running = createRunningTurns()
   const delay = monitorEventLoopDelay({ resolution: 10 })
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
+  const workerAccess = createAccess({
+    configured: config.keys,
+    keys: createApiKeys(worker, config.keyPrefix),
+    nowMs,
+  })
   const firstSights = new Map<string, number>()
   const providers = createProviders({ ...config.models, openai: config.openai })
 
@@ -156,6 +177,7 @@ export async function compose(options: ComposeOptions) {
         stopping: stopping.signal,
         history,
         agents: config.agents,
+        isValid: workerAccess.isValid,
         provider: providers.get,
         revision: config.revision,
         firstSight: (shard, agent) => firstSights.get(sightKey(shard, agent)) ?? 0,
@@ -195,6 +217,7 @@ export async function compose(options: ComposeOptions) {
       running.handOver()
       delay.disable()
       hub.close()
+      memory.close()
       await Promise.all([scheduler.close(), workerScheduler.close()])
       await closing()
     },

@@ -7,7 +7,10 @@ import { dirname, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { z } from 'zod'
 import type { Agent, AgentDefinition } from './agent/define-agent.ts'
+import type { ConfiguredKey } from './gateway/access.ts'
 import { parseRoute } from './providers/provider.ts'
+import { digestOf } from './store/api-keys.ts'
+import { DEFAULT_SCOPES, isScope, type Scope, TENANT } from './vocabulary/access.ts'
 
 export class ConfigError extends Error {
   constructor(message: string) {
@@ -30,6 +33,22 @@ const agentSchema = z.strictObject({
 const configSchema = z.strictObject({
   agents: z.record(z.string().regex(/^[a-z][a-z0-9_-]{0,63}$/, 'names are a-z, 0-9, _ and -'), agentSchema),
   defaultAgent: z.string().optional(),
+  /** API keys by the SHA-256 of their secrets, base64url; `npm run turnpike -- keys hash` makes one. */
+  keys: z
+    .array(
+      z.strictObject({
+        tenant: z.string().regex(TENANT, 'tenants are a-z, 0-9, _ and -'),
+        sha256: z.string().regex(/^[A-Za-z0-9_-]{43}$/, 'expected the base64url SHA-256 of the secret'),
+        scopes: z.array(z.string().refine(isScope, 'unknown scope')).default(DEFAULT_SCOPES),
+      }),
+    )
+    .default([]),
+  /** Pages that may call from a browser, once there are API keys. */
+  cors: z
+    .strictObject({
+      origins: z.array(z.string().regex(/^https?:\/\/[^/]+$/, 'expected https://host')).default([]),
+    })
+    .prefault({}),
   /** Raise it to make every conversation take the configuration of now; see docs on generations. */
   revision: z.number().int().nonnegative().optional(),
   queue: z
@@ -63,6 +82,9 @@ const configSchema = z.strictObject({
       bodyBytes: count.default(1_048_576),
       depth: count.default(32),
       notes: count.default(100),
+      followers: count.default(10_000),
+      /** Messages that one key may send: so many at once, and so many a minute after that. Loopback is not counted. */
+      rate: z.strictObject({ burst: count, perMinute: count }).default({ burst: 100, perMinute: 1200 }),
     })
     .prefault({}),
   models: z
@@ -81,8 +103,6 @@ export function defineConfig(config: TurnpikeConfig): TurnpikeConfig {
   return config
 }
 
-const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
-
 const envSchema = z.object({
   PORT: z
     .string()
@@ -92,10 +112,7 @@ const envSchema = z.object({
     .default(8080),
   HOST: z
     .string()
-    .refine(
-      (host) => LOOPBACK.has(host),
-      'without API keys Turnpike listens on this machine only: use 127.0.0.1, ::1 or localhost',
-    )
+    .regex(/^[A-Za-z0-9.:_-]+$/, 'expected an address or a name')
     .default('127.0.0.1'),
   REDIS_URL: z
     .string()
@@ -110,6 +127,7 @@ const envSchema = z.object({
     .transform(Number)
     .optional(),
   TURNPIKE_MODEL: z.string().optional(),
+  TURNPIKE_API_KEYS: z.string().optional(),
   TURNPIKE_KEY_PREFIX: z
     .string()
     .regex(/^[A-Za-z0-9_-]{1,64}$/, 'a key prefix is letters, digits, _ and -')
@@ -120,10 +138,11 @@ const envSchema = z.object({
 })
 
 export type Config = Readonly<
-  Omit<z.output<typeof configSchema>, 'agents' | 'defaultAgent' | 'revision'> & {
+  Omit<z.output<typeof configSchema>, 'agents' | 'defaultAgent' | 'revision' | 'keys'> & {
     agents: ReadonlyMap<string, Agent>
     defaultAgent: string
     revision: number
+    keys: readonly ConfiguredKey[]
     role: 'all' | 'gateway' | 'worker'
     port: number
     host: string
@@ -180,7 +199,7 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
   const agents = new Map(
     names.map((name) => [name, toAgent(name, checked.agents[name], environment, path)] as const),
   )
-  const { agents: _agents, defaultAgent: _default, revision, ...rest } = checked
+  const { agents: _agents, defaultAgent: _default, keys, revision, ...rest } = checked
   return Object.freeze({
     ...rest,
     agents,
@@ -188,6 +207,7 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
     revision: environment.TURNPIKE_CONFIG_REVISION ?? revision ?? 0,
     role,
     redisUrl,
+    keys: [...keys.map(toConfiguredKey), ...parseApiKeys(environment.TURNPIKE_API_KEYS)],
     port: environment.PORT,
     host: environment.HOST,
     dataDir: resolve(cwd, environment.TURNPIKE_DATA_DIR),
@@ -195,6 +215,46 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
     logLevel: environment.LOG_LEVEL,
     openai: { apiKey: environment.OPENAI_API_KEY, baseUrl: environment.OPENAI_BASE_URL },
   })
+}
+
+/** `<tenant>:<secret>[:<scope>+<scope>…]`, comma-separated; all behind the second colon is scopes. */
+function parseApiKeys(text: string | undefined): ConfiguredKey[] {
+  if (text === undefined) return []
+  return text.split(',').map((entry, i) => {
+    const at = `TURNPIKE_API_KEYS: entry ${i + 1}`
+    const [tenant = '', secret = '', ...rest] = entry.trim().split(':')
+    if (!TENANT.test(tenant))
+      throw new ConfigError(`${at}: the tenant before the first colon is a-z, 0-9, _ and -`)
+    if (secret.length < 16)
+      throw new ConfigError(`${at}: the secret of tenant ${tenant} must have at least 16 characters`)
+    const scopes: Scope[] =
+      rest.length === 0
+        ? DEFAULT_SCOPES
+        : rest
+            .join(':')
+            .split('+')
+            .map((scope) => toScope(scope, at))
+    return toConfiguredKey({ tenant, scopes, sha256: digestOf(secret) })
+  })
+}
+
+function toScope(text: string, at: string): Scope {
+  if (isScope(text)) return text
+  throw new ConfigError(
+    `${at}: unknown scope; known are messages:write, events:read, admin and channel:<name>`,
+  )
+}
+
+function toConfiguredKey({
+  tenant,
+  scopes,
+  sha256,
+}: {
+  tenant: string
+  scopes: Scope[]
+  sha256: string
+}): ConfiguredKey {
+  return { id: `env-${sha256.slice(0, 12)}`, tenant, scopes, digest: sha256 }
 }
 
 const PROVIDERS = ['demo', 'openai-chat']

@@ -43,6 +43,8 @@ export async function start(options: StartOptions): Promise<Running> {
   }
 }
 
+const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
+
 async function open(
   config: Config,
   log: Logger,
@@ -52,6 +54,12 @@ async function open(
 ): Promise<Running> {
   const turnpike = await compose({ config, target, log, ...(onStep && { onStep }) })
   const isWorker = config.role !== 'gateway'
+  if (!LOOPBACK.has(config.host) && !(await turnpike.gateway.access.hasKeys())) {
+    await turnpike.close()
+    throw new ConfigError(
+      `HOST=${config.host}: without API keys Turnpike listens on this machine only. Set TURNPIKE_API_KEYS, or make a key with: npm run turnpike -- keys create --tenant main`,
+    )
+  }
   let stopping = false
   const server =
     config.role === 'worker'

@@ -5,6 +5,7 @@ import { createHash } from 'node:crypto'
 import type { AcceptReply, Conversations } from '../store/conversations.ts'
 import type { Keys } from '../store/keys.ts'
 import type { TurnScheduler } from '../store/queues.ts'
+import { OPERATOR } from '../vocabulary/access.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import type { Accepted, Inbound } from '../vocabulary/turn.ts'
 
@@ -13,6 +14,10 @@ export interface AcceptOptions {
   keys: Keys
   scheduler: TurnScheduler
   mailboxLimit: number
+  /** Messages that one key may send; loopback is not counted. */
+  rate: { burst: number; perMinute: number }
+  /** True while the store has too little room left for new work. */
+  isStoreFull: () => boolean
   onAccept: (reply: AcceptReply['type'], durationMs: number) => void
   onWakeFailed: (error: unknown) => void
   /** Called between steps; tests put failpoints there. */
@@ -29,6 +34,14 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
   const begun = performance.now()
   const of = keys.conversation(inbound.tenant, inbound.conversation)
   const turn = keys.newTurnId(of)
+  if (options.isStoreFull())
+    throw new GatewayError(
+      'store_full',
+      'The store is nearly full; nothing was stored, so that what runs can end. Try again later.',
+      {
+        retryAfterMs: 5000,
+      },
+    )
   await options.onStep('accept.begin')
   const stored = conversations.accept(of, {
     ...inbound,
@@ -37,6 +50,7 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
     channel: inbound.replyAddress.channel,
     aliases: inbound.aliases.map((alias) => keys.dedupe(of.shard, of.cid, alias)),
     digest: digestOf(inbound),
+    rate: inbound.authority.keyId === OPERATOR.keyId ? null : options.rate,
   })
   // In the same tick on the same connection: the mailbox is written before the wake-up, in one round trip.
   const woken = scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
@@ -59,6 +73,14 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
       throw new GatewayError(
         'idempotency_conflict',
         `This Idempotency-Key was used for another message of this conversation (turn ${reply.turn}). Use a new key for a new message.`,
+      )
+    case 'limited':
+      throw new GatewayError(
+        'rate_limited',
+        'This key has sent too many messages; nothing was stored. Send it again later.',
+        {
+          retryAfterMs: reply.retryAfterMs,
+        },
       )
     case 'full':
       throw new GatewayError(

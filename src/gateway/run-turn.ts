@@ -9,7 +9,7 @@ import type { Lease } from '../store/lease.ts'
 import type { Commit, CommitReply, StartedTurn } from '../store/turn-writes.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
-import type { Reply, TurnError } from '../vocabulary/turn.ts'
+import type { Authority, Reply, TurnError } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
 import { assistantItem, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
@@ -17,6 +17,8 @@ import { foldTexts } from './snapshot.ts'
 export interface RunTurnOptions {
   history: History
   agents: ReadonlyMap<string, Agent>
+  /** Whether the key behind an authority is still there. */
+  isValid: (authority: Authority) => Promise<boolean>
   provider: (name: string) => Promise<Provider>
   revision: number
   /** Ordinal in which a shard saw an agent's digest first. */
@@ -80,6 +82,11 @@ export async function runTurn(
     return fail({
       code: 'take_over_limit',
       message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
+    })
+  if (turn.authority && !(await options.isValid(turn.authority)))
+    return fail({
+      code: 'unauthorized',
+      message: 'The key with which this message was accepted was revoked before it could be answered.',
     })
   const agent = options.agents.get(turn.agent)
   if (!agent) return fail({ code: 'agent_unknown', message: `No agent "${turn.agent}" is configured here.` })

@@ -37,6 +37,8 @@ export interface HubOptions {
   reads: ConversationReads
   /** Time between pings, and half of the time after which a peer that does not read is cut. */
   keepAliveMs: number
+  /** Followers of one process; more are refused. */
+  limit: number
   onFollowers: (count: number) => void
   onCut: () => void
   nowMs: () => number
@@ -98,6 +100,14 @@ export function createHub(options: HubOptions): Hub {
         throw new GatewayError('shutting_down', 'This process is stopping; connect again.', {
           retryAfterMs: 1000,
         })
+      if (count >= options.limit)
+        throw new GatewayError(
+          'too_many_followers',
+          'This process serves as many streams as it may; connect again.',
+          {
+            retryAfterMs: 2000,
+          },
+        )
       const bounds = await options.log.bounds(following.of)
       const follower = new Follower(following, options, placeCursor(startOf(following), bounds), () =>
         leave(follower, following.of),

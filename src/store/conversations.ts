@@ -33,12 +33,15 @@ export interface NewTurn {
   aliases: string[]
   aliasRule: 'conflict' | 'same'
   digest: string
+  /** Messages that the authority's key may send; null for no limit. */
+  rate: { burst: number; perMinute: number } | null
 }
 
 export type AcceptReply =
   | { type: 'accepted' | 'duplicate'; turn: string; status: TurnStatus; position: number; queuedSeq: number }
   | { type: 'conflict'; turn: string }
   | { type: 'full' }
+  | { type: 'limited'; retryAfterMs: number }
 
 export type CancelReply = { type: 'cancelled' | 'marked' | 'not_found' } | { type: 'ended'; status: string }
 
@@ -95,12 +98,16 @@ export function createConversations(options: StoreOptions) {
             turn.agent,
             turn.channel,
             JSON.stringify(turn.replyAddress),
+            turn.rate?.burst ?? 0,
+            turn.rate?.perMinute ?? 0,
+            turn.authority.keyId,
             ...fields,
           ],
         ),
       )
       if (type === 'conflict') return { type, turn: id }
       if (type === 'full') return { type }
+      if (type === 'limited') return { type, retryAfterMs: Number(id) }
       return {
         type: type === 'duplicate' ? 'duplicate' : 'accepted',
         turn: id,

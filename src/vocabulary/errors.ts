@@ -16,6 +16,7 @@ export const ERROR_STATUS = {
   store_unavailable: 503,
   store_full: 503,
   shutting_down: 503,
+  too_many_followers: 503,
   unauthorized: 401,
   forbidden: 403,
   internal_error: 500,

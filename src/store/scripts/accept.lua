@@ -5,9 +5,11 @@
 -- ARGV        1 base, 2 cid, 3 turn id (made by the caller), 4 digest of the body, 5 alias rule: conflict | same,
 --             6 alias TTL in ms, 7 mailbox limit, 8 maxQueueMs, 9 ms until the sweep looks at it,
 --             10 conversation id, 11 tenant, 12 agent, 13 channel, 14 reply address,
---             15.. further fields of the turn's hash, name and value
+--             15 rate: tokens a bucket holds or 0 for no limit, 16 tokens a minute, 17 key id,
+--             18.. further fields of the turn's hash, name and value
 -- Returns     {'accepted' | 'duplicate', turn, status, position, queuedSeq} | {'conflict', turn} | {'full'}
--- Expiry      aliases after ARGV[6]; the log's expiry ends
+--             | {'limited', ms until the next token}
+-- Expiry      aliases after ARGV[6]; a rate bucket once it is full again; the log's expiry ends
 -- Repeat      the same turn id returns the first reply and writes nothing
 --#include emit
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
@@ -33,8 +35,24 @@ for i = 2, #KEYS do
   end
 end
 local position = redis.call('LLEN', mailbox)
+local burst = tonumber(ARGV[15])
+local bucket = base .. 'rate:' .. ARGV[17]
+local tokens
+if burst > 0 then
+  local perMs = ARGV[16] / 60000
+  local held = redis.call('HMGET', bucket, 'tokens', 'at')
+  tokens = held[1] and math.min(burst, held[1] + (now - held[2]) * perMs) or burst
+  if tokens < 1 then
+    return { 'limited', string.format('%.0f', math.ceil((1 - tokens) / perMs)) }
+  end
+end
 if position >= tonumber(ARGV[7]) then
   return { 'full' }
+end
+
+if tokens then
+  redis.call('HSET', bucket, 'tokens', string.format('%.6f', tokens - 1), 'at', nowText)
+  redis.call('PEXPIRE', bucket, math.ceil(burst / ARGV[16] * 60000) + 1000)
 end
 
 if redis.call('HEXISTS', KEYS[1], 'id') == 0 then
@@ -49,7 +67,7 @@ local fields = {
   'status', 'queued', 'cid', cid, 'conversation', ARGV[10], 'agent', ARGV[12], 'replyAddress', ARGV[14],
   'createdAt', nowText, 'attempts', '0', 'takeOvers', '0', 'expiresAt', string.format('%.0f', now + ARGV[8]),
 }
-for i = 15, #ARGV do
+for i = 18, #ARGV do
   fields[#fields + 1] = ARGV[i]
 end
 if #KEYS > 1 then
