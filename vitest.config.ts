@@ -11,7 +11,7 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'modules',
-          include: ['{src,routes,workers}/**/*.test.ts'],
+          include: ['{src,routes,workers}/**/*.test.ts', 'scripts/**/*.test.mjs'],
           globalSetup: 'test/support/global-setup.ts',
         },
       },
