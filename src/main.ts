@@ -25,6 +25,8 @@ export interface Running {
   url: string | undefined
   /** Stops intake, ends streams, lets turns end or hands them over, stops the embedded Redis. */
   close(): Promise<void>
+  /** Stops the embedded Redis alone, if there is one: for a process that ends without `close`. */
+  stopRedis(): Promise<void>
 }
 
 /** Rejects with what to do about it: a ConfigError, a data directory in use, a store that does not answer. */
@@ -89,6 +91,7 @@ async function open(
         await turnpike.close()
         await stopRedis()
       },
+      stopRedis,
     }
   } catch (error) {
     await server?.close()
@@ -98,7 +101,19 @@ async function open(
 }
 
 async function main(): Promise<void> {
-  let running: Running
+  // Heard from the first moment: an embedded Redis that has just been started must not be left behind.
+  let running: Running | undefined
+  let signalledAt: number | undefined
+  const stop = (signal: NodeJS.Signals): void => {
+    if (signalledAt === undefined) {
+      signalledAt = performance.now()
+      if (running) void end(running, signal)
+    } else if (performance.now() - signalledAt > SAME_SIGNAL_MS) {
+      void endAtOnce(running, 130)
+    }
+  }
+  process.on('SIGINT', stop)
+  process.on('SIGTERM', stop)
   try {
     running = await start({ env: process.env, cwd: process.cwd() })
   } catch (error) {
@@ -108,34 +123,43 @@ async function main(): Promise<void> {
     process.exitCode = 1
     return
   }
+  if (signalledAt !== undefined) return end(running, 'during the start')
   if (running.url !== undefined) console.log(greeting(running.url, running.config))
-  let signals = 0
-  const stop = (signal: NodeJS.Signals): void => {
-    if (++signals > 1) process.exit(130)
-    running.log.info(
-      { signal },
-      'stopping: running turns end or are handed over; a second signal stops at once',
-    )
-    const { killAfterMs } = running.config.shutdown
-    setTimeout(() => process.exit(1), killAfterMs).unref()
-    running.close().then(
-      () => process.exit(0),
-      (error: unknown) => {
-        running.log.error(toLoggable(error), 'stopping failed')
-        process.exit(1)
-      },
-    )
+}
+
+/** npm passes on to its child what the terminal has sent to both already: two signals this close are one. */
+const SAME_SIGNAL_MS = 500
+const ABANDON_TIMEOUT_MS = 2000
+
+async function end(running: Running, signal: string): Promise<void> {
+  running.log.info(
+    { signal },
+    'stopping: running turns end or are handed over; a second signal stops at once',
+  )
+  setTimeout(() => void endAtOnce(running, 1), running.config.shutdown.killAfterMs).unref()
+  try {
+    await running.close()
+    process.exit(0)
+  } catch (error) {
+    running.log.error(toLoggable(error), 'stopping failed')
+    process.exit(1)
   }
-  process.on('SIGINT', stop)
-  process.on('SIGTERM', stop)
+}
+
+/** Running turns stay resumable. */
+async function endAtOnce(running: Running | undefined, code: number): Promise<void> {
+  setTimeout(() => process.exit(code), ABANDON_TIMEOUT_MS)
+  await running?.stopRedis().catch(() => undefined)
+  process.exit(code)
 }
 
 function greeting(url: string, config: Config): string {
   const demo = [...config.agents.values()].some((agent) => agent.provider === 'demo')
+  const key = config.keys.length > 0 ? ` -H 'authorization: Bearer <your key>'` : ''
   return [
     `Turnpike listens on ${url}${demo ? ' and answers with the built-in demo model' : ''}. Try:`,
-    `  curl -N ${url}/v1/conversations/hello/messages -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
-    'The README tells more. Ctrl-C stops it.',
+    `  curl -N ${url}/v1/conversations/hello/messages${key} -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
+    `The API: ${url}/docs. What to do with it: README.md. Ctrl-C stops it.`,
   ].join('\n')
 }
 
