@@ -1,7 +1,8 @@
 // The set-up on a machine that lacks things: run as npm does, in a copy of the project, on a PATH of stand-ins for npm
-// and the package managers that note how they were called. What it decides in each case is in scripts/setup.test.mjs.
+// and the package managers that note how they were called. What it decides in each case is in scripts/setup-decisions.test.mjs.
 
-import { spawnSync } from 'node:child_process'
+import { spawn, spawnSync } from 'node:child_process'
+import { once } from 'node:events'
 import {
   chmodSync,
   copyFileSync,
@@ -14,8 +15,8 @@ import {
   writeFileSync,
 } from 'node:fs'
 import path from 'node:path'
-import { beforeEach, describe, expect, test } from 'vitest'
-import { temporaryRoot } from '../support/redis.ts'
+import { beforeEach, describe, expect, test, vi } from 'vitest'
+import { endWithThisProcess, temporaryRoot } from '../support/redis.ts'
 import { isSoak, report } from '../support/soak.ts'
 
 const ROOT = path.join(import.meta.dirname, '../..')
@@ -31,9 +32,14 @@ beforeEach(() => {
   bin = path.join(root, 'bin')
   mkdirSync(bin)
   mkdirSync(path.join(root, 'scripts'))
-  for (const file of ['package.json', 'package-lock.json', 'scripts/setup.mjs'])
+  for (const file of [
+    'package.json',
+    'package-lock.json',
+    'scripts/setup.mjs',
+    'scripts/setup-decisions.mjs',
+  ])
     copyFileSync(path.join(ROOT, file), path.join(root, file))
-  for (const program of ['env', 'mkdir', 'cp', 'ln', 'rm', 'chmod'])
+  for (const program of ['env', 'mkdir', 'cp', 'ln', 'rm', 'chmod', 'sleep'])
     symlinkSync(
       ['/usr/bin', '/bin'].map((folder) => path.join(folder, program)).find(existsSync) ?? '',
       path.join(bin, program),
@@ -62,19 +68,44 @@ function standInsForAll(): void {
   standIn('update-rc.d', '')
 }
 
+const SETUP = () => path.join(root, 'scripts/setup.mjs')
+const environment = () => ({ PATH: bin, ROOT: root, BIN: bin, NODE: process.execPath })
+
 function setUp(env: Record<string, string> = {}) {
   const beganAt = performance.now()
-  const { status, stdout, stderr } = spawnSync(process.execPath, [path.join(root, 'scripts/setup.mjs')], {
+  const { status, stdout, stderr } = spawnSync(process.execPath, [SETUP()], {
     encoding: 'utf8',
-    env: { PATH: bin, ROOT: root, BIN: bin, NODE: process.execPath, ...env },
+    env: { ...environment(), ...env },
   })
   const ms = performance.now() - beganAt
-  const calls = readFileSync(path.join(root, 'calls'), 'utf8')
+  const made = calls()
+  writeFileSync(path.join(root, 'calls'), '')
+  return { status, stdout, stderr, calls: made, ms }
+}
+
+/** Without waiting for its end, as a terminal does, which can signal it with all that it runs. */
+function beginSetUp() {
+  const child = spawn(process.execPath, [SETUP()], {
+    env: environment(),
+    detached: true,
+    stdio: ['ignore', 'ignore', 'pipe'],
+  })
+  const pid = child.pid ?? 0
+  const forget = endWithThisProcess(pid)
+  const begun = { stderr: '', ended: once(child, 'close').then(([code]) => code as number | null) }
+  child.stderr.setEncoding('utf8').on('data', (text: string) => {
+    begun.stderr += text
+  })
+  void begun.ended.then(forget)
+  return { begun, interrupt: () => void process.kill(-pid, 'SIGINT') }
+}
+
+const calls = () =>
+  readFileSync(path.join(root, 'calls'), 'utf8')
     .split('\n')
     .filter((line) => line !== '' && !line.startsWith('sudo'))
-  writeFileSync(path.join(root, 'calls'), '')
-  return { status, stdout, stderr, calls, ms }
-}
+const npmCalls = () => calls().filter((call) => call.startsWith('npm ci')).length
+const untilNpmRuns = () => vi.waitFor(() => expect(npmCalls()).toBe(1), { timeout: 10_000, interval: 10 })
 
 test('a fresh clone gets packages and a Redis server, is told so, and needs nothing the next time', () => {
   standInsForAll()
@@ -158,6 +189,36 @@ describe('packages', () => {
     expect(calls).toEqual([])
     expect(stderr).toMatch(/node_modules is a link.*left as it is/)
     expect(existsSync(path.join(elsewhere, 'precious'))).toBe(true)
+  })
+})
+
+describe('while npm installs', () => {
+  const WAITS = 'while [ ! -e "$ROOT/go" ]; do sleep 0.05; done'
+
+  test('a second set-up waits and then has nothing to do', async () => {
+    standInsForAll()
+    standIn('npm', `${WAITS}; ${NPM}`)
+    const first = beginSetUp()
+    await untilNpmRuns()
+    const second = beginSetUp()
+    await vi.waitFor(() => expect(second.begun.stderr).toMatch(/process \d+ \d+ installs.*waiting/), 10_000)
+    writeFileSync(path.join(root, 'go'), '')
+    expect(await Promise.all([first.begun.ended, second.begun.ended])).toEqual([0, 0])
+    expect(npmCalls()).toBe(1)
+    expect(existsSync(path.join(root, '.turnpike-setup.lock'))).toBe(false)
+  })
+
+  test('Ctrl-C waits until npm has tidied up, and begins nothing else', async () => {
+    standInsForAll()
+    standIn('npm', `trap 'sleep 0.3; echo tidied >> "$ROOT/calls"; exit 1' INT; ${WAITS}`)
+    const { begun, interrupt } = beginSetUp()
+    await untilNpmRuns()
+    interrupt()
+    expect(await begun.ended).toBe(130)
+    expect(calls()).toEqual([expect.stringMatching(/^npm ci/), 'tidied'])
+    expect(begun.stderr).not.toMatch(/Turnpike needs|were not installed/)
+    standIn('npm', NPM)
+    expect(setUp().status).toBe(0)
   })
 })
 

@@ -1,7 +1,7 @@
 // What the set-up decides, as a table: packages, server and Node apart. What it then does is in test/behaviours.
 
 import { describe, expect, test } from 'vitest'
-import { decideNode, decidePackages, decideServer, renderProblems } from './setup.mjs'
+import { decideNode, decidePackages, decideServer, renderProblems } from './setup-decisions.mjs'
 
 const LOCK = {
   packages: {
@@ -165,17 +165,27 @@ describe('the Redis server', () => {
 
 describe('Node', () => {
   test.each([
-    ['of the system, new enough', { bundled: 'absent', running: '24.1.0' }, undefined],
+    ['of the system, new enough', { bundled: 'none', running: '24.1.0' }, undefined],
     ['from the lock, whatever the system has', { bundled: 'works', running: '20.20.2' }, undefined],
-    ['too old and none from the lock', { bundled: 'absent', running: '23.11.0' }, /Node 24.*23\.11\.0/],
-    ['of the next hundred', { bundled: 'absent', running: '100.0.0' }, undefined],
+    [
+      'too old and none from the lock',
+      { bundled: 'none', running: '23.11.0' },
+      /Node 24.*23\.11\.0.*riscv64.*nodejs\.org/,
+    ],
+    ['too old and left out by npm', { bundled: 'left out', running: '20.0.0' }, /left out.*Run: npm ci$/],
+    [
+      'too old and one that does not run here',
+      { bundled: 'does not run', running: '20.0.0' },
+      /does not run here.*nodejs\.org/,
+    ],
+    ['of the next hundred', { bundled: 'none', running: '100.0.0' }, undefined],
   ])('%s', (_, given, expected) => {
     const problem = decideNode({ platform: 'linux-riscv64', ...given })
     expected === undefined ? expect(problem).toBeUndefined() : expect(problem).toMatch(expected)
   })
 
   test('is got by brew on macOS', () => {
-    expect(decideNode({ bundled: 'absent', running: '22.0.0', platform: 'darwin-arm64' })).toMatch(
+    expect(decideNode({ bundled: 'none', running: '22.0.0', platform: 'darwin-arm64' })).toMatch(
       /brew install node/,
     )
   })
