@@ -28,13 +28,15 @@ const platform = `${process.platform}-${process.arch}`
 /** What runs for us now. A signal is waited out: npm removes what it has begun, and nobody must install meanwhile. */
 let child
 let isInterrupted = false
-process.on('SIGINT', () => {
+process.on('SIGINT', stop)
+process.on('SIGTERM', stop)
+
+function stop(signal) {
+  if (child && !isInterrupted) say(`stopping; ${child.spawnfile} tidies up first.`)
   isInterrupted = true
-})
-process.on('SIGTERM', () => {
-  isInterrupted = true
-  child?.kill('SIGTERM')
-})
+  // A terminal has sent SIGINT to both.
+  if (signal === 'SIGTERM') child?.kill(signal)
+}
 
 const withoutPackages = await preparePackages()
 const withoutServer = isInterrupted ? [] : await prepareServer()

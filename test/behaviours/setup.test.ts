@@ -216,6 +216,7 @@ describe('while npm installs', () => {
     interrupt()
     expect(await begun.ended).toBe(130)
     expect(calls()).toEqual([expect.stringMatching(/^npm ci/), 'tidied'])
+    expect(begun.stderr).toMatch(/stopping; npm tidies up first/)
     expect(begun.stderr).not.toMatch(/Turnpike needs|were not installed/)
     standIn('npm', NPM)
     expect(setUp().status).toBe(0)
