@@ -10,6 +10,7 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 import { parse } from 'yaml'
 import { z } from 'zod'
 import { loadConfig } from '../../src/config.ts'
+import { postMessage } from '../support/client.ts'
 import {
   endWithThisProcess,
   type OwnRedis,
@@ -69,19 +70,19 @@ async function freePort(): Promise<number> {
 describe('the image', () => {
   let redis: OwnRedis
   let folder: string
-  let container: ChildProcess | undefined
+  let containers: ChildProcess[]
 
   beforeEach(async () => {
     redis = await startOwnRedis()
     folder = mkdtempSync(path.join(temporaryRoot(), 'image-'))
-    container = undefined
+    containers = []
   })
   afterEach(async () => {
-    container?.kill('SIGKILL')
+    for (const container of containers) container.kill('SIGKILL')
     await redis.close()
   })
 
-  test('holds all that the gateway needs, tells its health, and ends well on SIGTERM', async () => {
+  test('holds all that gateway and worker need, tells the gateway’s health, and ends well on SIGTERM', async () => {
     for (const { sources, target } of copies)
       for (const source of sources)
         cpSync(path.join(ROOT, source), path.join(folder, target.endsWith('/') ? target + source : target), {
@@ -94,7 +95,6 @@ describe('the image', () => {
       ...environment,
       PORT: `${await freePort()}`,
       REDIS_URL: redis.url,
-      TURNPIKE_ROLE: 'gateway',
       TURNPIKE_API_KEYS: KEYS,
       TURNPIKE_KEY_PREFIX: uniquePrefix(),
     }
@@ -105,16 +105,33 @@ describe('the image', () => {
     expect(health()).toBe(1)
 
     const [program = '', ...args] = commandOf(instructions('CMD')[0] ?? '')
-    container = spawn(program, args, { cwd: folder, env, stdio: ['ignore', 'pipe', 'inherit'] })
-    endWithThisProcess(container.pid ?? 0)
-    const ended = once(container, 'exit')
-    await vi.waitFor(() => expect(health()).toBe(0), { timeout: 20_000, interval: 100 })
+    const run = (role: string) => {
+      const container = spawn(program, args, {
+        cwd: folder,
+        env: { ...env, TURNPIKE_ROLE: role },
+        stdio: ['ignore', 'ignore', 'inherit'],
+      })
+      endWithThisProcess(container.pid ?? 0)
+      containers.push(container)
+      return { container, ended: once(container, 'exit') }
+    }
+    const started = [run('gateway'), run('worker')]
+    const untilHealthy = () => vi.waitFor(() => expect(health()).toBe(0), { timeout: 20_000, interval: 100 })
+    await untilHealthy()
+    const url = `http://127.0.0.1:${env.PORT}`
+    const authorization = `Bearer ${KEYS.split(':')[1]}`
+    const answer = await postMessage(url, 'a', { text: 'hi' }, { authorization }, '?wait=30')
+    expect(await answer.json()).toMatchObject({ status: 'completed' })
+    expect((await postMessage(url, 'a', { text: 'hi' })).status).toBe(401)
+
     await redis.kill()
     expect(health()).toBe(1)
     await redis.restart()
-    await vi.waitFor(() => expect(health()).toBe(0), { timeout: 20_000, interval: 100 })
-    container.kill('SIGTERM')
-    expect(await ended).toEqual([0, null])
+    await untilHealthy()
+    for (const { container, ended } of started) {
+      container.kill('SIGTERM')
+      expect(await ended).toEqual([0, null])
+    }
   })
 
   test('is built from files that are there and that .dockerignore lets in', () => {
