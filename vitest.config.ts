@@ -11,7 +11,7 @@ export default defineConfig({
         extends: true,
         test: {
           name: 'modules',
-          include: ['{src,routes,workers}/**/*.test.ts'],
+          include: ['{src,routes,workers}/**/*.test.ts', 'scripts/**/*.test.mjs'],
           globalSetup: 'test/support/global-setup.ts',
         },
       },
@@ -20,6 +20,7 @@ export default defineConfig({
         test: {
           name: 'behaviours',
           include: ['test/behaviours/**/*.test.ts'],
+          setupFiles: 'test/support/openapi.ts',
           globalSetup: 'test/support/global-setup.ts',
           testTimeout: 60_000,
           hookTimeout: 30_000,

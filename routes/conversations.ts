@@ -1,17 +1,18 @@
 // Conversations: send a message, read what was said, add notes, delete.
 
+import type { FastifyRequest } from 'fastify'
 import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
 import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
-import { toNote } from '../src/gateway/notes.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { type Item, toCleanItem } from '../src/vocabulary/item.ts'
-import { authorityOf } from './auth.ts'
+import { authorityOf, checkConversation, credentialOf, mayEnter, refuseTokens } from './auth.ts'
+import { toInbound } from './inbound.ts'
 import {
   acceptedSchema,
   conversationIdSchema,
   conversationSchema,
-  idempotencyKeySchema,
+  idempotencyHeaders,
   itemSchema,
   limitSchema,
   messageSchema,
@@ -30,49 +31,49 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
   { gateway },
 ) => {
   const { config, keys, conversations, reads } = gateway
-  const agentOf = (name: string | undefined): string => {
-    if (name !== undefined && !config.agents.has(name))
-      throw new GatewayError(
-        'invalid_request',
-        `body/agent: no agent of this name; known are ${[...config.agents.keys()].join(', ')}`,
-      )
-    return name ?? config.defaultAgent
+  /** The conversation of the path, inside the caller's tenant; refuses callers that may not act in it. */
+  const keyOf = (request: FastifyRequest, id: string) => {
+    checkConversation(request, id)
+    return keys.conversation(credentialOf(request).tenant, id)
   }
-  const keyOf = (id: string) => keys.conversation(authorityOf().tenant, id)
   const noConversation = () =>
     new GatewayError('not_found', 'No such conversation. It begins with its first message.')
 
   app.post(
     '/v1/conversations/:id/messages',
     {
+      config: { access: 'messages:write' },
       schema: {
+        tags: ['conversations'],
+        summary: 'Send a message',
+        description:
+          'Answers 202 once the message is stored. With ?wait it answers 200 with the ended turn, or 202 when that takes longer. With `Accept: text/event-stream` it answers with the events of the turn.',
         params,
-        headers: idempotencyKeySchema,
+        headers: idempotencyHeaders,
         querystring: z.object({ wait: z.coerce.number().positive().max(MAX_WAIT_SECONDS).optional() }),
         body: messageSchema,
-        response: { 202: acceptedSchema, 200: turnSchema },
+        response: {
+          202: acceptedSchema,
+          200: {
+            description: 'The ended turn, or the events of the turn',
+            content: {
+              'application/json': { schema: turnSchema },
+              'text/event-stream': { schema: z.string() },
+            },
+          },
+        },
       },
     },
     async (request, reply) => {
       const { body, params } = request
-      const authority = authorityOf()
-      const key = request.headers['idempotency-key']
-      const now = Date.now()
-      const accepted = await gateway.accept({
-        tenant: authority.tenant,
+      const of = keyOf(request, params.id)
+      const message = {
         conversation: params.id,
-        agent: agentOf(body.agent),
-        mode: body.mode ?? 'queue',
-        content: body.content ?? [{ type: 'text', text: body.text ?? '' }],
-        ...(body.sender && { sender: body.sender }),
-        aliases: key === undefined ? [] : [key],
-        aliasRule: 'conflict',
-        sent: body,
-        notes: (body.notes ?? []).map((note) => toNote(note, 'rest', now)),
-        ...(body.metadata && { metadata: body.metadata }),
-        replyAddress: { channel: 'web', version: 1 },
-        authority,
-      })
+        authority: authorityOf(request),
+        key: request.headers['idempotency-key'],
+        source: 'rest',
+      }
+      const accepted = await gateway.accept(toInbound(body, message, config))
       reply.header('location', `/v1/turns/${accepted.turn}`)
       const { queuedSeq, ...shown } = accepted
       const { wait } = request.query
@@ -80,13 +81,13 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
         if (acceptsEvents(request.headers.accept)) {
           const record = await reads.turn(accepted.turn)
           const follower = await gateway.follow({
-            of: keyOf(params.id),
+            of,
             conversation: params.id,
             cursor: { type: 'start' },
             turn: record ?? { id: accepted.turn, queuedSeq },
           })
           const headers = { location: `/v1/turns/${accepted.turn}`, 'turnpike-turn': accepted.turn }
-          return sendEvents(reply, follower, { ...config.stream, headers })
+          return sendEvents(reply, follower, gateway, headers)
         }
         if (wait !== undefined) {
           const ended = await gateway.untilEnded(accepted.turn, Math.ceil(wait * 1000), closedSignal(reply))
@@ -104,7 +105,10 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
   app.get(
     '/v1/conversations',
     {
+      config: { access: 'events:read' },
       schema: {
+        tags: ['conversations'],
+        summary: 'List conversations, last active first',
         querystring: z.object({ limit: limitSchema, after: z.string().max(2000).optional() }),
         response: {
           200: z.object({ conversations: z.array(conversationSchema), next: z.string().optional() }),
@@ -112,34 +116,60 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
       },
     },
     async (request) => {
+      refuseTokens(request)
       const { limit, after } = request.query
       const cursor = after === undefined ? undefined : parseListCursor(after)
-      const page = await reads.list(authorityOf().tenant, limit, cursor)
+      const page = await reads.list(credentialOf(request).tenant, limit, cursor)
       const next =
         page.next && Buffer.from(JSON.stringify([page.next.at, page.next.cid])).toString('base64url')
-      return { conversations: page.conversations, ...(next !== undefined && { next }) }
+      // Fewer than the limit, maybe none, when others are a channel's: `next` tells whether more follow.
+      const conversations = page.conversations.filter(({ id }) => mayEnter(request, id))
+      return { conversations, ...(next !== undefined && { next }) }
     },
   )
 
   app.get(
     '/v1/conversations/:id',
-    { schema: { params, response: { 200: conversationSchema } } },
+    {
+      config: { access: 'events:read' },
+      schema: {
+        tags: ['conversations'],
+        summary: 'Look at a conversation',
+        params,
+        response: { 200: conversationSchema },
+      },
+    },
     async (request) => {
-      const found = await reads.get(keyOf(request.params.id))
+      const found = await reads.get(keyOf(request, request.params.id))
       if (!found) throw noConversation()
       return found
     },
   )
 
-  app.delete('/v1/conversations/:id', { schema: { params } }, async (request, reply) => {
-    if (!(await conversations.delete(keyOf(request.params.id)))) throw noConversation()
-    return reply.code(204).send()
-  })
+  app.delete(
+    '/v1/conversations/:id',
+    {
+      config: { access: 'messages:write' },
+      schema: {
+        tags: ['conversations'],
+        summary: 'Erase a conversation',
+        params,
+        response: { 204: z.undefined().meta({ description: 'Erased' }) },
+      },
+    },
+    async (request, reply) => {
+      if (!(await conversations.delete(keyOf(request, request.params.id)))) throw noConversation()
+      return reply.code(204).send()
+    },
+  )
 
   app.get(
     '/v1/conversations/:id/items',
     {
+      config: { access: 'events:read' },
       schema: {
+        tags: ['conversations'],
+        summary: 'Read what was said',
         params,
         querystring: z.object({
           limit: limitSchema,
@@ -150,7 +180,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     },
     async (request) => {
       const { limit, after } = request.query
-      const page = await reads.items(keyOf(request.params.id), after, limit)
+      const page = await reads.items(keyOf(request, request.params.id), after, limit)
       if (!page) throw noConversation()
       const items = page.raws.map((raw) => toCleanItem(JSON.parse(raw) as Item))
       const last = items.at(-1)
@@ -161,15 +191,20 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
   app.post(
     '/v1/conversations/:id/notes',
     {
+      config: { access: 'messages:write' },
       schema: {
+        tags: ['conversations'],
+        summary: 'Tell the model something with the next turn only',
         params,
-        headers: idempotencyKeySchema,
+        headers: idempotencyHeaders,
         body: noteSchema,
         response: { 201: z.object({ note: z.string(), duplicate: z.boolean() }) },
       },
     },
     async (request, reply) => {
-      const of = { tenant: authorityOf().tenant, conversation: request.params.id, agent: config.defaultAgent }
+      const { id: conversation } = request.params
+      checkConversation(request, conversation)
+      const of = { tenant: credentialOf(request).tenant, conversation, agent: config.defaultAgent }
       const { id, duplicate } = await gateway.addNote(of, request.body, request.headers['idempotency-key'])
       return reply.code(201).send({ note: id, duplicate })
     },

@@ -6,7 +6,7 @@ import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
 import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
 import { type Cursor, parseCursor } from '../src/gateway/snapshot.ts'
-import { authorityOf } from './auth.ts'
+import { checkConversation, credentialOf } from './auth.ts'
 import { conversationIdSchema } from './schemas.ts'
 import { sendEvents } from './sse.ts'
 
@@ -17,6 +17,11 @@ export const cursorSchema = {
 
 /** A stream without its body would hold the connection for nothing. */
 export const STREAM = { exposeHeadRoute: false }
+
+export const eventStreamResponse = {
+  200: { description: 'Server-sent events', content: { 'text/event-stream': { schema: z.string() } } },
+  204: z.undefined().meta({ description: 'Over: nothing more will come' }),
+}
 
 /** `Last-Event-ID` is newer than `?after=`: a browser that reconnects keeps the URL and sends the header. */
 export function cursorOf(request: FastifyRequest): Cursor {
@@ -32,15 +37,26 @@ export const eventRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
 ) => {
   app.get(
     '/v1/conversations/:id/events',
-    { ...STREAM, schema: { params: z.object({ id: conversationIdSchema }), ...cursorSchema } },
+    {
+      ...STREAM,
+      config: { access: 'events:read' },
+      schema: {
+        params: z.object({ id: conversationIdSchema }),
+        ...cursorSchema,
+        tags: ['conversations'],
+        summary: 'Follow a conversation',
+        response: eventStreamResponse,
+      },
+    },
     async (request, reply) => {
       const { id } = request.params
+      checkConversation(request, id)
       const follower = await gateway.follow({
-        of: gateway.keys.conversation(authorityOf().tenant, id),
+        of: gateway.keys.conversation(credentialOf(request).tenant, id),
         conversation: id,
         cursor: cursorOf(request),
       })
-      return sendEvents(reply, follower, gateway.config.stream)
+      return sendEvents(reply, follower, gateway)
     },
   )
 }

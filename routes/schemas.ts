@@ -59,13 +59,12 @@ export const messageSchema = z
   )
   .meta({ id: 'NewMessage' })
 
-export const idempotencyKeySchema = z.object({
-  'idempotency-key': z
-    .string()
-    .max(255)
-    .refine((key) => key.trim() !== '', 'must not be blank')
-    .optional(),
-})
+export const idempotencyKeySchema = z
+  .string()
+  .max(255)
+  .refine((key) => key.trim() !== '', 'must not be blank')
+  .optional()
+export const idempotencyHeaders = z.object({ 'idempotency-key': idempotencyKeySchema })
 
 const moment = z.number().meta({ description: 'Unix ms' })
 const duration = z.number().nullable().meta({ description: 'ms; null until known' })

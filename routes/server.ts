@@ -6,11 +6,15 @@ import { type FastifyInstance, type FastifyRequest, fastify } from 'fastify'
 import { serializerCompiler, validatorCompiler } from 'fastify-type-provider-zod'
 import type { Turnpike } from '../src/compose.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
+import { authPlugin } from './auth.ts'
 import { conversationRoutes } from './conversations.ts'
+import { docsRoutes, openApiPlugin } from './docs.ts'
 import { createErrorHandler, refuseConnection, sendProblem } from './errors.ts'
 import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { readJsonBodies } from './json-body.ts'
+import { isSocketRequest, socketRoutes } from './socket.ts'
+import { tokenRoutes } from './tokens.ts'
 import { turnRoutes } from './turns.ts'
 
 export interface ServerOptions {
@@ -31,6 +35,7 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
     routerOptions: { maxParamLength: MAX_PARAM_LENGTH },
     frameworkErrors: (error, request, reply) => onError(error, request, reply),
     clientErrorHandler: refuseConnection,
+    http: { shouldUpgradeCallback: isSocketRequest },
     forceCloseConnections: 'idle',
   })
   app.setValidatorCompiler(validatorCompiler)
@@ -43,9 +48,17 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
   app.addHook('preClose', async () => gateway.closeStreams())
   closeUnusedConnections(app)
 
+  await app.register(authPlugin, { gateway })
+  await app.register(openApiPlugin)
   await app.register(conversationRoutes, { gateway })
   await app.register(eventRoutes, { gateway })
+  await app.register(socketRoutes, {
+    gateway,
+    onBug: (error) => onBug(error, { method: 'GET', route: '/v1/conversations/:id/socket' }),
+  })
   await app.register(turnRoutes, { gateway })
+  await app.register(tokenRoutes, { gateway })
+  await app.register(docsRoutes)
   await app.register(healthRoutes, { gateway, isStopping })
   return app
 }

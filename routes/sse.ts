@@ -1,8 +1,10 @@
 // Server-sent events over a Fastify reply: the frame's bytes, the response's headers, and a sink with back-pressure.
 
 import type { FastifyReply } from 'fastify'
+import type { Turnpike } from '../src/compose.ts'
 import type { Follower, Sink } from '../src/gateway/follower.ts'
 import type { Frame } from '../src/vocabulary/event.ts'
+import { credentialOf } from './auth.ts'
 
 const encoded = new WeakMap<Frame, Buffer>()
 
@@ -19,19 +21,19 @@ const HEADERS = {
   'content-type': 'text/event-stream; charset=utf-8',
   'cache-control': 'no-cache, no-transform',
   'x-accel-buffering': 'no',
-  vary: 'accept',
 }
 const HELLO = Buffer.from('retry: 1000\n: connected\n\n')
 const PING = Buffer.from(': ping\n\n')
 
 /**
- * Answers with the follower's events until the stream ends or the client goes; the reply is taken over.
- * A turn that had ended before the client's cursor gets 204, which tells an EventSource to stop.
+ * Answers with the follower's events until the stream ends, the client goes, or may no longer have them; the reply is
+ * taken over. A turn that had ended before the client's cursor gets 204, which tells an EventSource to stop.
  */
 export function sendEvents(
   reply: FastifyReply,
   follower: Follower,
-  options: { bufferBytes: number; keepAliveMs: number; headers?: Record<string, string> },
+  { access, config }: Turnpike['gateway'],
+  headers: Record<string, string> = {},
 ): FastifyReply {
   if (follower.isOver()) {
     follower.leave()
@@ -44,22 +46,44 @@ export function sendEvents(
     return reply
   }
   raw.socket?.setNoDelay(true)
-  raw.writeHead(200, { ...HEADERS, ...options.headers })
+  // What hooks have set (CORS) would be lost with the reply.
+  for (const [name, value] of Object.entries(reply.getHeaders()))
+    if (value !== undefined) raw.setHeader(name, value)
+  const vary = [reply.getHeader('vary'), 'Accept'].filter(Boolean).join(', ')
+  raw.writeHead(200, { ...HEADERS, vary, ...headers })
   raw.write(HELLO)
-  follower.start(createSseSink(raw, options.bufferBytes, 2 * options.keepAliveMs))
+  raw.on(
+    'close',
+    access.watch(credentialOf(reply.request), () => follower.end()),
+  )
+  follower.start(createSseSink(raw, config.stream.bufferBytes, 2 * config.stream.keepAliveMs))
   return reply
 }
 
+/** Keep-alives for which a peer may leave its buffer full before it is cut. */
+const PATIENCE = 2
+
 function createSseSink(raw: FastifyReply['raw'], bufferBytes: number, lingerMs: number): Sink {
+  let isFull = false
+  let missed = 0
+  raw.on('drain', () => {
+    isFull = false
+    missed = 0
+  })
   // A peer that resets its connection is gone; `close` follows and says so.
   raw.on('error', () => undefined)
   return {
     send(frame) {
       raw.write(encodeSse(frame))
       // Without a write that was refused there is no drain to wait for, however small the buffer is set.
-      return raw.writableLength <= bufferBytes || !raw.writableNeedDrain
+      isFull = raw.writableLength > bufferBytes && raw.writableNeedDrain
+      return !isFull
     },
-    ping: () => void raw.write(PING),
+    ping() {
+      if (isFull) return ++missed <= PATIENCE
+      raw.write(PING)
+      return true
+    },
     end() {
       raw.end()
       // A peer that does not take the rest is cut as one that stalls in the middle.

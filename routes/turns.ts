@@ -1,14 +1,14 @@
 // Turns: read one, follow its events, cancel it.
 
-import type { FastifyReply } from 'fastify'
+import type { FastifyReply, FastifyRequest } from 'fastify'
 import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
 import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
 import { type TurnRecord, toTurn } from '../src/store/turns.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { TURN_STATUSES, type Turn } from '../src/vocabulary/turn.ts'
-import { authorityOf } from './auth.ts'
-import { cursorOf, cursorSchema, STREAM } from './events.ts'
+import { checkConversation, credentialOf } from './auth.ts'
+import { cursorOf, cursorSchema, eventStreamResponse, STREAM } from './events.ts'
 import { turnSchema } from './schemas.ts'
 import { sendEvents } from './sse.ts'
 
@@ -18,37 +18,63 @@ export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }>
   app,
   { gateway },
 ) => {
-  const find = async (id: string): Promise<TurnRecord> => {
+  /** A turn of the caller's tenant and, for a token, of its conversation; any other is not found. Refuses a channel's. */
+  const find = async (request: FastifyRequest, id: string): Promise<TurnRecord> => {
     const record = await gateway.reads.turn(id)
-    if (record?.authority && record.authority.tenant !== authorityOf().tenant) throw noTurn()
-    if (!record) throw noTurn()
+    const { tenant, conversation } = credentialOf(request)
+    if (!record?.cid.startsWith(`${tenant}~`)) throw noTurn()
+    if (conversation !== undefined && record.conversation !== conversation) throw noTurn()
+    checkConversation(request, record.conversation)
     return record
   }
 
-  app.get('/v1/turns/:id', { schema: { params, response: { 200: turnSchema } } }, async (request) =>
-    present(await find(request.params.id), gateway),
+  app.get(
+    '/v1/turns/:id',
+    {
+      config: { access: 'events:read' },
+      schema: { tags: ['turns'], summary: 'Look at a turn', params, response: { 200: turnSchema } },
+    },
+    async (request) => present(await find(request, request.params.id), gateway),
   )
 
   app.get(
     '/v1/turns/:id/events',
-    { ...STREAM, schema: { params, ...cursorSchema } },
+    {
+      ...STREAM,
+      config: { access: 'events:read' },
+      schema: {
+        tags: ['turns'],
+        summary: 'Follow a turn',
+        params,
+        ...cursorSchema,
+        response: eventStreamResponse,
+      },
+    },
     async (request, reply) => {
-      const turn = await find(request.params.id)
+      const turn = await find(request, request.params.id)
       const follower = await gateway.follow({
         of: gateway.keys.fromCid(turn.cid),
         conversation: turn.conversation,
         cursor: cursorOf(request),
         turn,
       })
-      return sendEvents(reply, follower, gateway.config.stream)
+      return sendEvents(reply, follower, gateway)
     },
   )
 
   app.post(
     '/v1/turns/:id/cancel',
-    { schema: { params, response: { 202: z.object({ turn: z.string(), status: z.enum(TURN_STATUSES) }) } } },
+    {
+      config: { access: 'messages:write' },
+      schema: {
+        tags: ['turns'],
+        summary: 'Cancel a turn',
+        params,
+        response: { 202: z.object({ turn: z.string(), status: z.enum(TURN_STATUSES) }) },
+      },
+    },
     async (request, reply) => {
-      const turn = await find(request.params.id)
+      const turn = await find(request, request.params.id)
       const status = await gateway.cancel(turn)
       return reply.code(202).send({ turn: turn.id, status })
     },

@@ -5,6 +5,7 @@ import { monitorEventLoopDelay } from 'node:perf_hooks'
 import type { Agent } from './agent/define-agent.ts'
 import type { Config } from './config.ts'
 import { accept } from './gateway/accept.ts'
+import { createAccess } from './gateway/access.ts'
 import { cancelTurn, createRunningTurns } from './gateway/control.ts'
 import { coalesceWindowMs } from './gateway/deltas.ts'
 import type { FollowOptions } from './gateway/follower.ts'
@@ -15,12 +16,14 @@ import { untilEnded } from './gateway/wait.ts'
 import { type Logger, toLoggable } from './observability/log.ts'
 import { createMetrics } from './observability/metrics.ts'
 import { createProviders } from './providers/registry.ts'
+import { createApiKeys } from './store/api-keys.ts'
 import { listenForCancels } from './store/control-channel.ts'
 import { createConversationReads } from './store/conversation-reads.ts'
 import { createConversations } from './store/conversations.ts'
 import { createEventLog } from './store/event-log.ts'
 import { createHistory } from './store/history.ts'
 import { createKeys, type Keys } from './store/keys.ts'
+import { createMemoryGuard } from './store/memory-guard.ts'
 import { openStore, warnAboutDurability } from './store/open.ts'
 import { createTurnScheduler } from './store/queues.ts'
 import { closeRedis, connectRedis, type RedisTarget, untilReady } from './store/redis.ts'
@@ -86,18 +89,30 @@ export async function compose(options: ComposeOptions) {
   const conversations = createConversations({ ...storeOptions, redis: producer })
   const reads = createConversationReads({ redis: reader, keys })
   const scheduler = createTurnScheduler(keys, producer, storeTrouble)
+  const accessOptions = {
+    configured: config.keys,
+    trustsConfigured: config.role === 'worker' && config.keys.length === 0,
+    nowMs,
+  }
+  const access = createAccess({ ...accessOptions, keys: createApiKeys(producer, config.keyPrefix) })
   const hub = createHub({
     log: createEventLog(reader, subscriber),
     reads,
     keepAliveMs: config.stream.keepAliveMs,
+    limit: config.limits.followers,
     onFollowers: (count) => metrics.followers.set(count),
     onCut: () => metrics.cuts.inc(),
     nowMs,
   })
 
+  const memory = createMemoryGuard(producer, (error) =>
+    log.debug(toLoggable(error), 'memory of the store is not known'),
+  )
+
   const gateway = {
     config,
     keys,
+    access,
     metrics,
     conversations,
     reads,
@@ -107,6 +122,8 @@ export async function compose(options: ComposeOptions) {
         keys,
         scheduler,
         mailboxLimit,
+        rate: config.limits.rate,
+        isStoreFull: memory.isFull,
         onAccept: (result, durationMs) => {
           metrics.accepts.inc({ result })
           metrics.acceptSeconds.observe(durationMs / 1000)
@@ -134,6 +151,7 @@ export async function compose(options: ComposeOptions) {
   const lag = watchLag()
   const workerConversations = createConversations({ ...storeOptions, redis: worker })
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
+  const workerAccess = createAccess({ ...accessOptions, keys: createApiKeys(worker, config.keyPrefix) })
   const firstSights = new Map<string, number>()
   const providers = createProviders({ ...config.models, openai: config.openai })
 
@@ -166,6 +184,7 @@ export async function compose(options: ComposeOptions) {
         stopping: stopping.signal,
         history,
         agents: config.agents,
+        isValid: workerAccess.isValid,
         provider: providers.get,
         revision: config.revision,
         firstSight: (shard, agent) => firstSights.get(sightKey(shard, agent)) ?? 0,
@@ -207,6 +226,7 @@ export async function compose(options: ComposeOptions) {
       running.handOver()
       lag.close()
       hub.close()
+      memory.close()
       await Promise.all([scheduler.close(), workerScheduler.close()])
       await closing()
     },

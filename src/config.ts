@@ -7,7 +7,10 @@ import { dirname, resolve } from 'node:path'
 import { pathToFileURL } from 'node:url'
 import { z } from 'zod'
 import type { Agent, AgentDefinition } from './agent/define-agent.ts'
+import { CONFIGURED_PREFIX, type ConfiguredKey } from './gateway/access.ts'
 import { parseRoute } from './providers/provider.ts'
+import { digestOf } from './store/api-keys.ts'
+import { DEFAULT_SCOPES, isScope, type Scope, SECRET, SECRET_RULE, TENANT } from './vocabulary/access.ts'
 
 export class ConfigError extends Error {
   constructor(message: string) {
@@ -30,6 +33,24 @@ const agentSchema = z.strictObject({
 const configSchema = z.strictObject({
   agents: z.record(z.string().regex(/^[a-z][a-z0-9_-]{0,63}$/, 'names are a-z, 0-9, _ and -'), agentSchema),
   defaultAgent: z.string().optional(),
+  /** API keys by the SHA-256 of their secrets, base64url; `npm run turnpike -- keys hash` makes one. */
+  keys: z
+    .array(
+      z.strictObject({
+        tenant: z.string().regex(TENANT, 'tenants are a-z, 0-9, _ and -'),
+        sha256: z.string().regex(/^[A-Za-z0-9_-]{43}$/, 'expected the base64url SHA-256 of the secret'),
+        scopes: z.array(z.string().refine(isScope, 'unknown scope')).default(DEFAULT_SCOPES),
+      }),
+    )
+    .default([]),
+  /** Pages that may call from a browser, once there are API keys. */
+  cors: z
+    .strictObject({
+      origins: z
+        .array(z.string().refine(isOrigin, 'expected an origin as browsers send it: https://app.example.com'))
+        .default([]),
+    })
+    .prefault({}),
   /** Raise it to make every conversation take the configuration of now; see docs on generations. */
   revision: z.number().int().nonnegative().optional(),
   queue: z
@@ -63,6 +84,9 @@ const configSchema = z.strictObject({
       bodyBytes: count.default(1_048_576),
       depth: count.default(32),
       notes: count.default(100),
+      followers: count.default(10_000),
+      /** Messages that one key may send: so many at once, and so many a minute after that. Loopback is not counted. */
+      rate: z.strictObject({ burst: count, perMinute: count }).default({ burst: 100, perMinute: 1200 }),
     })
     .prefault({}),
   models: z
@@ -71,6 +95,8 @@ const configSchema = z.strictObject({
       idleTimeoutMs: ms.default(120_000),
       callMs: ms.default(600_000),
       answerCharacters: count.default(1_000_000),
+      /** Pause of the demo model before each word but the first; 0 to try out your own system under load. */
+      demoDelayMs: z.number().int().nonnegative().max(60_000).default(15),
     })
     .prefault({}),
   cache: z.strictObject({ historyBytes: count.default(268_435_456) }).prefault({}),
@@ -86,8 +112,6 @@ export function defineConfig(config: TurnpikeConfig): TurnpikeConfig {
   return config
 }
 
-const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
-
 const envSchema = z.object({
   PORT: z
     .string()
@@ -97,10 +121,7 @@ const envSchema = z.object({
     .default(8080),
   HOST: z
     .string()
-    .refine(
-      (host) => LOOPBACK.has(host),
-      'without API keys Turnpike listens on this machine only: use 127.0.0.1, ::1 or localhost',
-    )
+    .regex(/^[A-Za-z0-9.:_-]+$/, 'expected an address or a name')
     .default('127.0.0.1'),
   REDIS_URL: z
     .string()
@@ -115,6 +136,7 @@ const envSchema = z.object({
     .transform(Number)
     .optional(),
   TURNPIKE_MODEL: z.string().optional(),
+  TURNPIKE_API_KEYS: z.string().optional(),
   TURNPIKE_KEY_PREFIX: z
     .string()
     .regex(/^[A-Za-z0-9_-]{1,64}$/, 'a key prefix is letters, digits, _ and -')
@@ -125,10 +147,11 @@ const envSchema = z.object({
 })
 
 export type Config = Readonly<
-  Omit<z.output<typeof configSchema>, 'agents' | 'defaultAgent' | 'revision'> & {
+  Omit<z.output<typeof configSchema>, 'agents' | 'defaultAgent' | 'revision' | 'keys'> & {
     agents: ReadonlyMap<string, Agent>
     defaultAgent: string
     revision: number
+    keys: readonly ConfiguredKey[]
     role: 'all' | 'gateway' | 'worker'
     port: number
     host: string
@@ -199,7 +222,7 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
   const agents = new Map(
     names.map((name) => [name, toAgent(name, checked.agents[name], environment, path)] as const),
   )
-  const { agents: _agents, defaultAgent: _default, revision, ...rest } = checked
+  const { agents: _agents, defaultAgent: _default, keys, revision, ...rest } = checked
   return Object.freeze({
     ...rest,
     agents,
@@ -207,6 +230,7 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
     revision: environment.TURNPIKE_CONFIG_REVISION ?? revision ?? 0,
     role,
     redisUrl,
+    keys: toConfiguredKeys(keys, parseApiKeys(environment.TURNPIKE_API_KEYS), path),
     port: environment.PORT,
     host: environment.HOST,
     dataDir: resolve(cwd, environment.TURNPIKE_DATA_DIR),
@@ -214,6 +238,60 @@ function toConfig(raw: unknown, environment: z.output<typeof envSchema>, path: s
     logLevel: environment.LOG_LEVEL,
     openai: { apiKey: environment.OPENAI_API_KEY, baseUrl: environment.OPENAI_BASE_URL },
   })
+}
+
+function isOrigin(text: string): boolean {
+  return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text
+}
+
+/** Refuses a secret that is there twice: whose it is, would be left to chance. */
+function toConfiguredKeys(fromFile: KeyEntry[], fromEnv: KeyEntry[], path: string): ConfiguredKey[] {
+  const entries = [
+    ...fromFile.map((key, i) => ({ key, at: `${path}: keys.${i}` })),
+    ...fromEnv.map((key, i) => ({ key, at: `TURNPIKE_API_KEYS: entry ${i + 1}` })),
+  ]
+  return entries.map(({ key: { tenant, scopes, sha256 }, at }, i) => {
+    const twin = entries.slice(0, i).find(({ key }) => key.sha256 === sha256)
+    if (twin) throw new ConfigError(`${at}: the same secret as ${twin.at}`)
+    return { id: `${CONFIGURED_PREFIX}${sha256.slice(0, 12)}`, tenant, scopes, digest: sha256 }
+  })
+}
+
+interface KeyEntry {
+  tenant: string
+  scopes: Scope[]
+  sha256: string
+}
+
+/**
+ * `<tenant>:<secret>[:<scope>+<scope>…]`, comma-separated; all behind the second colon is scopes. No message repeats
+ * any of it: where parts are missing or swapped, each of them may be the secret.
+ */
+function parseApiKeys(text: string | undefined): KeyEntry[] {
+  if (text === undefined) return []
+  return text.split(',').map((entry, i) => {
+    const at = `TURNPIKE_API_KEYS: entry ${i + 1}`
+    const [tenant = '', secret = '', ...rest] = entry.trim().split(':')
+    if (!TENANT.test(tenant))
+      throw new ConfigError(`${at}: the tenant before the first colon is a-z, 0-9, _ and -`)
+    if (!SECRET.test(secret))
+      throw new ConfigError(`${at}: the secret behind the first colon must be ${SECRET_RULE}`)
+    const scopes: Scope[] =
+      rest.length === 0
+        ? DEFAULT_SCOPES
+        : rest
+            .join(':')
+            .split('+')
+            .map((scope) => toScope(scope, at))
+    return { tenant, scopes, sha256: digestOf(secret) }
+  })
+}
+
+function toScope(text: string, at: string): Scope {
+  if (isScope(text)) return text
+  throw new ConfigError(
+    `${at}: unknown scope; known are messages:write, events:read, admin and channel:<name>`,
+  )
 }
 
 const PROVIDERS = ['demo', 'openai-chat']

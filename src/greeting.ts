@@ -11,11 +11,12 @@ export function greeting(url: string | undefined, config: Config): string {
   const answering = config.role === 'gateway' ? [] : [`Agents answer with: ${models.join(', ')}.`]
   if (url === undefined)
     return ['Turnpike works off the turns of its Redis.', ...answering, 'Ctrl-C stops it.'].join('\n')
+  const key = config.keys.length > 0 ? ` -H 'authorization: Bearer <your key>'` : ''
   return [
     `Turnpike listens on ${url}. Try:`,
-    `  curl -N ${url}/v1/conversations/hello/messages -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
+    `  curl -N ${url}/v1/conversations/hello/messages${key} -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,
     ...answering,
     ...(config.role === 'gateway' ? ['Turns wait for a worker: TURNPIKE_ROLE=worker npm start.'] : []),
-    'The README tells more. Ctrl-C stops it.',
+    `The API: ${url}/docs. What to do with it: README.md. Ctrl-C stops it.`,
   ].join('\n')
 }

@@ -29,6 +29,8 @@ export interface Running {
   runningTurns(): number
   /** Stops intake, ends streams, lets turns end or hands them over, stops the embedded Redis. */
   close(): Promise<void>
+  /** Stops the embedded Redis alone, if there is one: for a process that ends without `close`. */
+  stopRedis(): Promise<void>
 }
 
 /** Rejects with what to do about it: a ConfigError, a data directory in use, a store that does not answer. */
@@ -47,6 +49,8 @@ export async function start(options: StartOptions): Promise<Running> {
   }
 }
 
+const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
+
 async function open(
   config: Config,
   log: Logger,
@@ -56,6 +60,13 @@ async function open(
 ): Promise<Running> {
   const turnpike = await compose({ config, target, log, ...(onStep && { onStep }) })
   const isWorker = config.role !== 'gateway'
+  const isOpen = config.role !== 'worker' && !(await turnpike.gateway.access.hasKeys())
+  if (isOpen && !LOOPBACK.has(config.host)) {
+    await turnpike.close()
+    throw new ConfigError(
+      `HOST=${config.host}: without API keys Turnpike listens on this machine only. Set TURNPIKE_API_KEYS, or make a key with: npm run turnpike -- keys create --tenant main`,
+    )
+  }
   let stopping = false
   const server =
     config.role === 'worker'
@@ -87,6 +98,7 @@ async function open(
         await turnpike.close()
         await stopRedis()
       },
+      stopRedis,
     }
   } catch (error) {
     await server?.close()
@@ -116,7 +128,19 @@ async function closeServer(server: Server | undefined, graceMs: number): Promise
 }
 
 async function main(): Promise<void> {
-  let running: Running
+  // Heard from the first moment: an embedded Redis that has just been started must not be left behind.
+  let running: Running | undefined
+  let signalledAt: number | undefined
+  const stop = (signal: NodeJS.Signals): void => {
+    if (signalledAt === undefined) {
+      signalledAt = performance.now()
+      if (running) void end(running, signal)
+    } else if (performance.now() - signalledAt > SAME_SIGNAL_MS) {
+      void endAtOnce(running, 130)
+    }
+  }
+  process.on('SIGINT', stop)
+  process.on('SIGTERM', stop)
   try {
     running = await start({ env: process.env, cwd: process.cwd() })
   } catch (error) {
@@ -126,29 +150,36 @@ async function main(): Promise<void> {
     // Nothing is left to end: do not wait for sockets that take their time to close.
     process.exit(1)
   }
+  if (signalledAt !== undefined) return end(running, 'during the start')
   console.log(greeting(running.url, running.config))
-  let signals = 0
-  const stop = (signal: NodeJS.Signals): void => {
-    if (++signals > 1) process.exit(130)
-    running.log.info(
-      { signal, runningTurns: running.runningTurns(), graceMs: running.config.shutdown.graceMs },
-      'stopping: running turns end within graceMs or are handed over; a second signal stops at once',
-    )
-    const { killAfterMs } = running.config.shutdown
-    setTimeout(() => process.exit(1), killAfterMs).unref()
-    running.close().then(
-      () => {
-        running.log.info('stopped')
-        process.exit(0)
-      },
-      (error: unknown) => {
-        running.log.error(toLoggable(error), 'stopping failed')
-        process.exit(1)
-      },
-    )
+}
+
+/** npm passes on to its child what the terminal has sent to both already: two signals this close are one. */
+const SAME_SIGNAL_MS = 500
+const ABANDON_TIMEOUT_MS = 2000
+
+async function end(running: Running, signal: string): Promise<void> {
+  const { graceMs, killAfterMs } = running.config.shutdown
+  running.log.info(
+    { signal, runningTurns: running.runningTurns(), graceMs },
+    'stopping: running turns end within graceMs or are handed over; a second signal stops at once',
+  )
+  setTimeout(() => void endAtOnce(running, 1), killAfterMs).unref()
+  try {
+    await running.close()
+    running.log.info('stopped')
+    process.exit(0)
+  } catch (error) {
+    running.log.error(toLoggable(error), 'stopping failed')
+    process.exit(1)
   }
-  process.on('SIGINT', stop)
-  process.on('SIGTERM', stop)
+}
+
+/** Running turns stay resumable. */
+async function endAtOnce(running: Running | undefined, code: number): Promise<void> {
+  setTimeout(() => process.exit(code), ABANDON_TIMEOUT_MS)
+  await running?.stopRedis().catch(() => undefined)
+  process.exit(code)
 }
 
 if (import.meta.main) await main()

@@ -131,10 +131,14 @@ const packages: Rule = (file, text) => {
 }
 
 const environment: Rule = (file, text) => {
-  if (/^(scripts|test|bench)\//.test(file) || file === 'src/config.ts' || file === 'src/main.ts') return []
+  if (/^(scripts|test|bench)\//.test(file) || /^src\/(config|main|cli)\.ts$/.test(file)) return []
   const pattern =
     /\bprocess\s*(\?\.|\.)\s*env\b|\bprocess\[['"]env|import\s*\{[^}]*\benv\b[^}]*\}\s*from\s*['"](node:)?process['"]/
-  return matches(text, pattern, 'process.env is read only in src/config.ts and src/main.ts')
+  return matches(
+    text,
+    pattern,
+    'process.env is read only in src/config.ts and the entries main.ts and cli.ts',
+  )
 }
 
 const skipped: Rule = (file, text) => {

@@ -1,10 +1,10 @@
 // The hash chain over a request's segments: head k+1 = SHA-256(head k ‖ uint32 length ‖ bytes), the first one
 // SHA-256 of the route. Two requests share a prefix of segments if and only if they share heads that far.
 
-import { createHash } from 'node:crypto'
+import { hash } from 'node:crypto'
 
 export function firstHead(route: string): string {
-  return createHash('sha256').update(route).digest('hex')
+  return hash('sha256', route, 'hex')
 }
 
 /** Extends a chain by segments (UTF-8 JSON of `[role, block]` each, in order). Lengths are in bytes, big endian. */
@@ -14,7 +14,7 @@ export function extendHead(head: string, segments: readonly string[]): string {
     const bytes = Buffer.from(segment, 'utf8')
     const length = Buffer.alloc(4)
     length.writeUInt32BE(bytes.length)
-    last = createHash('sha256').update(last).update(length).update(bytes).digest()
+    last = hash('sha256', Buffer.concat([last, length, bytes]), 'buffer')
   }
   return last.toString('hex')
 }

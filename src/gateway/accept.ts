@@ -1,10 +1,11 @@
 // Accept a message: one round trip to the store makes it exactly one queued turn. Called by every door that takes
 // messages in; no platform's API is called on this path.
 
-import { createHash } from 'node:crypto'
+import { hash } from 'node:crypto'
 import type { AcceptReply, Conversations } from '../store/conversations.ts'
 import type { Keys } from '../store/keys.ts'
 import type { TurnScheduler } from '../store/queues.ts'
+import { OPERATOR } from '../vocabulary/access.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import type { Accepted, Inbound } from '../vocabulary/turn.ts'
 
@@ -13,6 +14,10 @@ export interface AcceptOptions {
   keys: Keys
   scheduler: TurnScheduler
   mailboxLimit: number
+  /** Messages that one key may send; loopback is not counted. */
+  rate: { burst: number; perMinute: number }
+  /** True while the store has too little room left for new work. */
+  isStoreFull: () => boolean
   onAccept: (reply: AcceptReply['type'], durationMs: number) => void
   onWakeFailed: (error: unknown) => void
   /** Called between steps; tests put failpoints there. */
@@ -29,6 +34,9 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
   const begun = performance.now()
   const of = keys.conversation(inbound.tenant, inbound.conversation)
   const turn = keys.newTurnId(of)
+  // A store that is nearly full takes no new message, but knows those that it has by their aliases.
+  const knownOnly = options.isStoreFull()
+  if (knownOnly && inbound.aliases.length === 0) throw nearlyFull()
   await options.onStep('accept.begin')
   const stored = conversations.accept(of, {
     ...inbound,
@@ -37,9 +45,11 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
     channel: inbound.replyAddress.channel,
     aliases: inbound.aliases.map((alias) => keys.dedupe(of.shard, of.cid, alias)),
     digest: digestOf(inbound.sent),
+    rate: inbound.authority.keyId === OPERATOR.keyId ? null : options.rate,
+    knownOnly,
   })
   // In the same tick on the same connection: the mailbox is written before the wake-up, in one round trip.
-  const woken = scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
+  const woken = knownOnly ? undefined : scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
   const reply = await stored
   options.onAccept(reply.type, performance.now() - begun)
   await options.onStep('accept.stored')
@@ -60,6 +70,14 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
         'idempotency_conflict',
         `This Idempotency-Key was used for another message of this conversation (turn ${reply.turn}). Use a new key for a new message.`,
       )
+    case 'limited':
+      throw new GatewayError(
+        'rate_limited',
+        'This key has sent too many messages; nothing was stored. Send it again later.',
+        { retryAfterMs: reply.retryAfterMs },
+      )
+    case 'unknown':
+      throw nearlyFull()
     case 'full':
       throw new GatewayError(
         'mailbox_full',
@@ -69,11 +87,17 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
   }
 }
 
+function nearlyFull(): GatewayError {
+  return new GatewayError(
+    'store_full',
+    'The store is nearly full; nothing was stored, so that what runs can end. Try again later.',
+    { retryAfterMs: 5000 },
+  )
+}
+
 /** The same for the same values, in whatever order a client writes its keys. */
 function digestOf(sent: unknown): string {
-  return createHash('sha256')
-    .update(JSON.stringify(sorted(sent)))
-    .digest('base64url')
+  return hash('sha256', JSON.stringify(sorted(sent)), 'base64url')
 }
 
 function sorted(value: unknown): unknown {

@@ -12,8 +12,8 @@ import { type Cursor, type placeCursor, toResetFrame } from './snapshot.ts'
 export interface Sink {
   /** Takes one frame. False when too much waits in the peer's socket: the next one comes after a drain. */
   send(frame: Frame): boolean
-  /** Shows the peer that the stream lives; carries no id. */
-  ping(): void
+  /** Called at each keep-alive: shows the peer that the stream lives. False when the peer shows that it does not. */
+  ping(): boolean
   /** Ends in good order; the peer may resume. */
   end(): void
   /** Cuts a peer that does not read. */
@@ -33,8 +33,6 @@ export interface FollowOptions {
 export interface FollowerOptions {
   log: EventLog
   reads: ConversationReads
-  /** Half of the time after which a peer that does not read is cut. */
-  keepAliveMs: number
   onCut: () => void
   nowMs: () => number
 }
@@ -56,7 +54,7 @@ export class Follower {
   #page = PAGE.first
   #pumping = false
   #again = false
-  #blockedAt: number | undefined
+  #isBlocked = false
   #closed = false
 
   constructor(
@@ -86,7 +84,7 @@ export class Follower {
     }
     sink.onClose(() => this.leave())
     sink.onDrain(() => {
-      this.#blockedAt = undefined
+      this.#isBlocked = false
       this.pump()
     })
     this.pump()
@@ -95,7 +93,7 @@ export class Follower {
   /** A frame as it was published. */
   live(frame: Frame): void {
     if (frame.id > this.#newest) this.#newest = frame.id
-    if (!this.#sink || this.#pumping || this.#blockedAt !== undefined || frame.id <= this.#last) return
+    if (!this.#sink || this.#pumping || this.#isBlocked || frame.id <= this.#last) return
     if (this.#reset === undefined && frame.id === this.#last + 1) this.#deliver(frame)
     else this.pump()
   }
@@ -104,7 +102,7 @@ export class Follower {
   pump(): void {
     if (!this.#sink) return
     this.#again = true
-    if (this.#pumping || this.#blockedAt !== undefined || this.#closed) return
+    if (this.#pumping || this.#isBlocked || this.#closed) return
     this.#pumping = true
     this.#run().then(
       () => {
@@ -120,13 +118,10 @@ export class Follower {
   }
 
   tick(): void {
-    if (!this.#sink) return
-    if (this.#blockedAt === undefined) this.#sink.ping()
-    else if (this.#options.nowMs() - this.#blockedAt >= 2 * this.#options.keepAliveMs) {
-      this.#options.onCut()
-      this.#sink.destroy()
-      this.leave()
-    }
+    if (!this.#sink || this.#sink.ping()) return
+    this.#options.onCut()
+    this.#sink.destroy()
+    this.leave()
   }
 
   end(): void {
@@ -141,7 +136,7 @@ export class Follower {
   }
 
   async #run(): Promise<void> {
-    while (!this.#closed && this.#blockedAt === undefined) {
+    while (!this.#closed && !this.#isBlocked) {
       this.#again = false
       if (this.#reset) {
         await this.#sendReset(this.#reset)
@@ -186,7 +181,7 @@ export class Follower {
     this.#newest = snapshot.seq
     if (this.#closed) return
     const frame = toResetFrame(conversation, snapshot, reason, this.#options.nowMs())
-    if (this.#sink?.send(frame) === false) this.#blockedAt = this.#options.nowMs()
+    if (this.#sink?.send(frame) === false) this.#isBlocked = true
     const isOpen = snapshot.turns.some((each) => each.id === turn?.id && each.endedAt === undefined)
     if (turn && !isOpen) this.end()
   }
@@ -202,7 +197,7 @@ export class Follower {
       this.end()
       return false
     }
-    if (!more) this.#blockedAt = this.#options.nowMs()
+    if (!more) this.#isBlocked = true
     return more
   }
 

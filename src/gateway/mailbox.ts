@@ -2,6 +2,7 @@
 // Called by workers/turn-worker.ts for each wake-up. It never throws for a bad turn: the turn fails, the rest go on.
 
 import { randomUUID } from 'node:crypto'
+import type { ReadAhead } from '../store/history.ts'
 import type { Keys } from '../store/keys.ts'
 import { claim, type Lease, LeaseLost, type LeaseOptions } from '../store/lease.ts'
 import type { TurnScheduler } from '../store/queues.ts'
@@ -29,11 +30,16 @@ export async function drainMailbox(cid: string, options: DrainOptions): Promise<
   let lease: Lease | undefined
   try {
     const of = options.keys.fromCid(cid)
-    const reply = await claim(of, randomUUID(), options.lease, options.stopping)
+    let ahead: ReadAhead | undefined
+    const readAhead = (): void => {
+      ahead = options.history.readAhead(of)
+    }
+    const reply = await claim(of, randomUUID(), options.lease, options.stopping, readAhead)
     if (reply.type !== 'claimed') return
     lease = reply.lease
     // Others come first after a quantum, or take what this process hands over. The sweep would find it a little later.
-    if (await drainClaimed(lease, reply.started, options)) await options.scheduler.wake(of.shard, cid)
+    if (await drainClaimed(lease, { ...reply.started, ahead }, options))
+      await options.scheduler.wake(of.shard, cid)
   } catch (error) {
     if (!(error instanceof LeaseLost) && !options.stopping.aborted) options.onBug(error, { cid })
   } finally {

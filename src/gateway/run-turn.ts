@@ -4,12 +4,12 @@
 
 import type { Agent } from '../agent/define-agent.ts'
 import type { Provider } from '../providers/provider.ts'
-import type { Chain, History, LoadedTurn } from '../store/history.ts'
+import type { Chain, History, LoadedTurn, ReadAhead } from '../store/history.ts'
 import type { Lease } from '../store/lease.ts'
 import type { Commit, CommitReply, StartedTurn } from '../store/turn-writes.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
-import type { Reply, TurnError } from '../vocabulary/turn.ts'
+import type { Authority, Reply, TurnError } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
 import { assistantItem, isBlank, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
@@ -17,6 +17,8 @@ import { foldTexts } from './snapshot.ts'
 export interface RunTurnOptions {
   history: History
   agents: ReadonlyMap<string, Agent>
+  /** Whether the key behind an authority is still there. */
+  isValid: (authority: Authority) => Promise<boolean>
   provider: (name: string) => Promise<Provider>
   revision: number
   /** Ordinal in which a shard saw an agent's digest first. */
@@ -54,6 +56,8 @@ export async function runTurn(
   let context: TurnContext | undefined
   let agent: Agent | undefined
   const turnId = started.turn
+  /** Turns in the mailbox, this one included. */
+  let waiting = 1
 
   /** `said` is text in the log that no item holds yet. */
   const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>, said = ''): Promise<TurnEnd> => {
@@ -64,9 +68,15 @@ export async function runTurn(
       generation,
       wantNext: wantNext(),
     }
-    const reply = await lease.commit(turnId, full)
+    let ahead: ReadAhead | undefined
+    const readAhead = (): void => {
+      ahead = options.history.readAhead(lease.of)
+    }
+    const hasNext = full.wantNext && waiting > 1
+    const reply = await lease.commit(turnId, full, hasNext ? readAhead : undefined)
     // A cancel came between the model's last byte and here: it wins, since it was promised first.
     if (reply.type === 'cancelled') return cancelled(said)
+    if (reply.type === 'committed' && reply.next) reply.next.ahead = ahead
     return { type: 'ended', status: commit.status, reply }
   }
   const fail = async (error: TurnError, said = ''): Promise<TurnEnd> => {
@@ -91,13 +101,19 @@ export async function runTurn(
       code: 'take_over_limit',
       message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
     })
-  const loaded = await options.history.load(lease.of, turnId, started.generation)
+  const loaded = await options.history.load(lease.of, turnId, started.generation, started.ahead)
   if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
+  waiting = loaded.waiting
   const { turn } = loaded
   if (turn.cancelAt !== undefined) {
     context = turn.bound && contextOf(loaded, options, lease).context
     return cancelled(await partialText(loaded, lease, options.history))
   }
+  if (turn.authority && !(await options.isValid(turn.authority)))
+    return fail({
+      code: 'unauthorized',
+      message: 'The key with which this message was accepted was revoked before it could be answered.',
+    })
   agent = options.agents.get(turn.agent)
   if (!agent) return fail({ code: 'agent_unknown', message: `No agent "${turn.agent}" is configured here.` })
 

@@ -12,8 +12,10 @@ import { type Cursor, placeCursor } from './snapshot.ts'
 export interface HubOptions {
   log: EventLog
   reads: ConversationReads
-  /** Time between pings, and half of the time after which a peer that does not read is cut. */
+  /** Time between pings; a peer that shows no life for two of them is cut. */
   keepAliveMs: number
+  /** Followers of one process; more are refused. */
+  limit: number
   onFollowers: (count: number) => void
   onCut: () => void
   nowMs: () => number
@@ -41,9 +43,13 @@ export function createHub(options: HubOptions): Hub {
   const feeds = new Map<string, Feed>()
   let closed = false
   let count = 0
-  const ticker = setInterval(() => {
+  /** Followers to be: counted, so that many at once cannot slip in together. */
+  let coming = 0
+  const tick = (): void => {
     for (const feed of feeds.values()) for (const follower of feed.followers) follower.tick()
-  }, options.keepAliveMs)
+  }
+  // After what the peers have sent is read: a process that stood still must not take them for gone.
+  const ticker = setInterval(() => setImmediate(tick), options.keepAliveMs)
   ticker.unref()
   options.log.onReconnect(() => {
     for (const feed of feeds.values()) for (const follower of feed.followers) follower.pump()
@@ -69,6 +75,15 @@ export function createHub(options: HubOptions): Hub {
     options.log.unsubscribe(of).catch(() => undefined)
   }
 
+  async function boundsOf(of: ConversationKey): ReturnType<EventLog['bounds']> {
+    coming++
+    try {
+      return await options.log.bounds(of)
+    } finally {
+      coming--
+    }
+  }
+
   function refuseWhenClosed(): void {
     if (closed)
       throw new GatewayError('shutting_down', 'This process is stopping; connect again.', {
@@ -79,7 +94,13 @@ export function createHub(options: HubOptions): Hub {
   return {
     async follow(following) {
       refuseWhenClosed()
-      const bounds = await options.log.bounds(following.of)
+      if (count + coming >= options.limit)
+        throw new GatewayError(
+          'too_many_followers',
+          'This process serves as many streams as it may; connect again.',
+          { retryAfterMs: 2000 },
+        )
+      const bounds = await boundsOf(following.of)
       const follower = new Follower(following, options, placeCursor(startOf(following), bounds), () =>
         leave(follower, following.of),
       )

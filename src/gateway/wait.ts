@@ -58,7 +58,7 @@ async function untilTerminal(
     }
     const sink: Sink = {
       send: () => true,
-      ping: () => undefined,
+      ping: () => true,
       end: done,
       destroy: done,
       onDrain: () => undefined,

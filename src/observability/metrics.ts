@@ -14,7 +14,7 @@ export function createMetrics() {
     registry,
     accepts: new Counter({
       name: 'turnpike_accepts_total',
-      help: 'Messages by what became of them: accepted, duplicate, conflict, full',
+      help: 'Messages by what became of them: accepted, duplicate, conflict, full, limited, unknown',
       labelNames: ['result'] as const,
       registers,
     }),

@@ -6,6 +6,7 @@ import type { Provider } from './provider.ts'
 export interface ProvidersOptions {
   firstEventTimeoutMs: number
   idleTimeoutMs: number
+  demoDelayMs: number
   openai: { apiKey: string | undefined; baseUrl: string | undefined }
 }
 
@@ -14,7 +15,7 @@ export function createProviders(options: ProvidersOptions) {
   const make = async (name: string): Promise<Provider> => {
     switch (name) {
       case 'demo':
-        return createDemoProvider({})
+        return createDemoProvider({ delayMs: options.demoDelayMs })
       case 'openai-chat': {
         const { createOpenAiChatProvider } = await import('./openai-chat.ts')
         const { firstEventTimeoutMs, idleTimeoutMs, openai } = options

@@ -33,12 +33,17 @@ export interface NewTurn {
   aliases: string[]
   aliasRule: 'conflict' | 'same'
   digest: string
+  /** Messages that the authority's key may send; null for no limit. */
+  rate: { burst: number; perMinute: number } | null
+  /** Find the turn of a known alias, and store nothing. */
+  knownOnly: boolean
 }
 
 export type AcceptReply =
   | { type: 'accepted' | 'duplicate'; turn: string; status: TurnStatus; position: number; queuedSeq: number }
   | { type: 'conflict'; turn: string }
-  | { type: 'full' }
+  | { type: 'full' | 'unknown' }
+  | { type: 'limited'; retryAfterMs: number }
 
 export type CancelReply = { type: 'cancelled' | 'marked' | 'not_found' } | { type: 'ended'; status: string }
 
@@ -90,12 +95,17 @@ export function createConversations(options: StoreOptions) {
             turn.agent,
             turn.channel,
             JSON.stringify(turn.replyAddress),
+            turn.rate?.burst ?? 0,
+            turn.rate?.perMinute ?? 0,
+            turn.authority.keyId,
+            turn.knownOnly ? '1' : '0',
             ...fields,
           ],
         ),
       )
       if (type === 'conflict') return { type, turn: id }
-      if (type === 'full') return { type }
+      if (type === 'full' || type === 'unknown') return { type }
+      if (type === 'limited') return { type, retryAfterMs: Number(id) }
       return {
         type: type === 'duplicate' ? 'duplicate' : 'accepted',
         turn: id,

@@ -170,3 +170,10 @@ function parseInstance(text: string): Instance | undefined {
     return undefined // Cut short by a crash of the machine: nobody owns it.
   }
 }
+
+/** Socket of the server that a living owner keeps for `dataDir`; undefined without one. */
+export async function findInstance(dataDir: string): Promise<string | undefined> {
+  const text = await readIfThere(path.join(dataDir, 'instance.json'))
+  const found = text === undefined ? undefined : parseInstance(text)
+  return found !== undefined && found.startTime === startTimeOf(found.pid) ? found.socket : undefined
+}

@@ -1,7 +1,7 @@
 // Names of every Redis key, and the ids inside them. A conversation belongs to a shard; all its keys and the shard's
 // queues carry the shard's hash tag, so that one script touches one slot.
 
-import { createHash, randomUUIDv7 } from 'node:crypto'
+import { hash, randomUUIDv7 } from 'node:crypto'
 import keySlot from 'cluster-key-slot'
 
 /** One shard: its index and the common head of its keys, `<prefix>:{tag}:`. */
@@ -38,7 +38,7 @@ const TURN_ID = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f
 export function createKeys(prefix: string, shardCount: number): Keys {
   const shards = tagsFor(shardCount).map((tag, index) => ({ index, tag, base: `${prefix}:{${tag}}:` }))
   const shardOf = (cid: string): Shard => {
-    const shard = shards[createHash('sha256').update(cid).digest().readUInt32BE(0) % shardCount]
+    const shard = shards[hash('sha256', cid, 'buffer').readUInt32BE(0) % shardCount]
     if (!shard) throw new Error(`no shard for ${cid}`)
     return shard
   }
@@ -56,8 +56,7 @@ export function createKeys(prefix: string, shardCount: number): Keys {
       const match = TURN_ID.exec(turn)
       return match?.[1] === undefined ? undefined : shards[Number.parseInt(match[1], 36)]
     },
-    dedupe: (shard, scope, alias) =>
-      `${shard.base}dedupe:${scope}:${createHash('sha256').update(alias).digest('base64url')}`,
+    dedupe: (shard, scope, alias) => `${shard.base}dedupe:${scope}:${hash('sha256', alias, 'base64url')}`,
   }
 }
 

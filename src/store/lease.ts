@@ -52,16 +52,21 @@ export type ClaimReply =
   | { type: 'live'; leaseUntil: number }
   | { type: 'idle' }
 
-/** Claims for an activation. `owner` is an id of that activation; the caller ends the lease by commit or release. */
+/**
+ * Claims for an activation. `owner` is an id of that activation; the caller ends the lease by commit or release.
+ * `onSent` is called whenever the script has been sent: what is sent from it is carried out right behind it.
+ */
 export async function claim(
   of: ConversationKey,
   owner: string,
   options: LeaseOptions,
   stop: AbortSignal,
+  onSent?: () => void,
 ): Promise<ClaimReply> {
   const { eventsMs, turnsMs } = options.retention
   const args = [of.shard.base, of.cid, owner, options.leaseMs, eventsMs, turnsMs]
-  const reply = toStrings(await untilAnswered(() => runScript(options.redis, 'claim', [of.key], args), stop))
+  const call = (): Promise<unknown> => runScript(options.redis, 'claim', [of.key], args)
+  const reply = toStrings(await untilAnswered(sending(call, onSent), stop))
   if (reply[0] === 'live') return { type: 'live', leaseUntil: Number(reply[1]) }
   if (reply[0] !== 'claimed') return { type: 'idle' }
   await options.onStep('claim')
@@ -119,9 +124,11 @@ export class Lease {
     return reply[1] === '1'
   }
 
-  async commit(turn: string, commit: Commit): Promise<CommitReply> {
+  /** `onSent` as in `claim`. */
+  async commit(turn: string, commit: Commit, onSent?: () => void): Promise<CommitReply> {
     const { retention, leaseMs } = this.#options
-    const reply = await this.#owned('commit', [turn, ...toCommitArgs(commit, leaseMs, retention)])
+    const args = [turn, ...toCommitArgs(commit, leaseMs, retention)]
+    const reply = await this.#owned('commit', args, 'commit', onSent)
     if (reply[0] === 'cancelled') return { type: 'cancelled' }
     const next = reply[1] ? toStarted(reply[1], reply[2], reply[3], reply[5]) : undefined
     if (next) this.#turn = next.turn
@@ -141,13 +148,18 @@ export class Lease {
   }
 
   /** One fenced call after the other; each repeated with the same op until the server has answered it. */
-  #owned(name: ScriptName, args: (string | number)[], step: string = name): Promise<string[]> {
+  #owned(
+    name: ScriptName,
+    args: (string | number)[],
+    step: string = name,
+    onSent?: () => void,
+  ): Promise<string[]> {
     const run = async (): Promise<string[]> => {
       if (this.signal.aborted) throw new LeaseLost(this.of.cid)
       const op = ++this.#op
       const all = [this.of.shard.base, this.of.cid, this.epoch, op, ...args]
       const call = (): Promise<unknown> => runScript(this.#options.redis, name, [this.of.key], all)
-      const reply = toStrings(await untilAnswered(call, this.signal))
+      const reply = toStrings(await untilAnswered(sending(call, onSent), this.signal))
       if (reply[0] === 'lost') {
         this.#lose()
         throw new LeaseLost(this.of.cid)
@@ -179,6 +191,15 @@ export class Lease {
     this.close()
     this.#lost.abort()
     this.#listener?.onLost()
+  }
+}
+
+function sending(call: () => Promise<unknown>, onSent: (() => void) | undefined): () => Promise<unknown> {
+  if (!onSent) return call
+  return () => {
+    const answer = call()
+    onSent()
+    return answer
   }
 }
 

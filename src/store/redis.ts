@@ -57,8 +57,29 @@ export function connectRedis(
   const options: Options = { ...SHARED, ...BY_KIND[kind], connectionName: `turnpike-${kind}` }
   const redis = 'url' in target ? new Redis(target.url, options) : new Redis(target.socketPath, options)
   redis.on('error', onError)
+  redis.on('connect', () => joinWrites(redis.stream))
   if (kind === 'subscriber') listenForSilence(redis)
   return redis
+}
+
+/**
+ * Commands of one turn of the event loop leave in one write: under load the system calls, here and in the server, cost
+ * more than the commands. Order stays; on a quiet process nothing waits, since the turn ends at once.
+ */
+function joinWrites(stream: Redis['stream']): void {
+  const write = stream.write.bind(stream)
+  let isHeld = false
+  stream.write = (chunk: string | Uint8Array, ...rest: never[]): boolean => {
+    if (!isHeld) {
+      isHeld = true
+      stream.cork()
+      setImmediate(() => {
+        isHeld = false
+        stream.uncork()
+      })
+    }
+    return write(chunk, ...rest)
+  }
 }
 
 /** A subscriber only hears: it asks now and then, so that a server which died without a word is missed. */

@@ -17,6 +17,7 @@ export type ScriptName =
   | 'delete'
   | 'expire'
   | 'first-sight'
+  | 'read-head'
   | 'release'
   | 'renew'
   | 'snapshot'

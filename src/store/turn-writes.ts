@@ -5,6 +5,7 @@ import type { EventName } from '../vocabulary/event.ts'
 import type { Item } from '../vocabulary/item.ts'
 import type { Sidecar } from '../vocabulary/message.ts'
 import type { Retention } from './conversations.ts'
+import type { ReadAhead } from './history.ts'
 import type { JournalEntry } from './turns.ts'
 
 type Args = (string | number)[]
@@ -14,6 +15,8 @@ export interface StartedTurn {
   attempt: number
   takeOvers: number
   generation: number
+  /** What it stands on, when that is being read already. */
+  ahead?: ReadAhead | undefined
 }
 
 /** An event without what the log adds: conversation, at, turn, attempt. */

@@ -14,9 +14,11 @@ export const ERROR_STATUS = {
   store_unavailable: 503,
   store_full: 503,
   shutting_down: 503,
+  too_many_followers: 503,
   unauthorized: 401,
   forbidden: 403,
   internal_error: 500,
+  upgrade_required: 426,
   // Ends of turns; they reach clients inside a turn's `error`.
   budget_exceeded: 402,
   context_overflow: 422,

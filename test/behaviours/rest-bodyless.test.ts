@@ -74,16 +74,26 @@ describe.each(WAYS)('with %s', (name, way) => {
 
 test('a cancel with no header about its body at all, as curl sends it, works', async () => {
   const { turn } = await say(url, 'curl', 'cancel me')
-  const head = [`POST /v1/turns/${turn}/cancel HTTP/1.1`, 'host: x', 'connection: close', '', ''].join('\r\n')
+  const head = [
+    `POST /v1/turns/${turn}/cancel HTTP/1.1`,
+    'host: localhost',
+    'connection: close',
+    '',
+    '',
+  ].join('\r\n')
   const answer = await speak(head)
   expect(answer).toMatch(/^HTTP\/1\.1 202 .*"status":"cancelled"/s)
 })
 
 test('a cancel whose announced body never comes does nothing', async () => {
   const { turn } = await say(url, 'short', 'stay')
-  const head = [`POST /v1/turns/${turn}/cancel HTTP/1.1`, 'host: x', 'content-length: 5', '', '{}'].join(
-    '\r\n',
-  )
+  const head = [
+    `POST /v1/turns/${turn}/cancel HTTP/1.1`,
+    'host: localhost',
+    'content-length: 5',
+    '',
+    '{}',
+  ].join('\r\n')
   const answer = await speak(head, true)
   expect(answer === '' || answer.startsWith('HTTP/1.1 400 ')).toBe(true)
   expect(await getJson(url, `/v1/turns/${turn}`)).toMatchObject({ status: 'queued' })

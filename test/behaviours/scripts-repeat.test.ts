@@ -35,7 +35,7 @@ interface Case {
   /** First word of the first reply. */
   replies: string
   /** The second reply; left out: the same as the first. */
-  again?: unknown[]
+  again?: unknown
   /** What may differ after the second call. */
   moves?: RegExp
 }
@@ -150,6 +150,8 @@ const CASES: Case[] = [
   { script: 'sweep', when: 'something is due', replies: '', again: [[], [], [], expect.stringMatching(/^\d+$/)], play: sweepDue },
   { script: 'first-sight', when: 'new', replies: '', play: () => reads().firstSight(run.of(BOX).shard, { name: 'main', digest: 'd' }) },
   { script: 'snapshot', when: 'a turn runs', replies: '', play: () => inOrder(() => ownerAt('intended'), () => reads().snapshot(run.of(BOX))) },
+  // Its time moves on, and nothing else.
+  { script: 'read-head', when: 'a turn runs', replies: '', again: expect.anything(), play: () => inOrder(() => ownerAt('intended'), () => Promise.resolve(run.histories[0].readAhead(run.of(BOX)))) },
 ]
 
 test.each(CASES)(

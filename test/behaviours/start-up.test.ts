@@ -157,11 +157,6 @@ describe.concurrent('a mistake ends the command with code 1 and the name of what
       names: /turnpike\.config\.ts cannot be loaded/,
     },
     { what: 'a REDIS_URL that is none', env: { REDIS_URL: 'http://:sesame@host' }, names: /REDIS_URL/ },
-    {
-      what: 'a HOST beyond this machine, without keys',
-      env: { HOST: '0.0.0.0' },
-      names: /HOST.*without API keys/,
-    },
   ])('$what', async ({ config, env = {}, names }) => {
     const folder = startFolder(config === undefined ? {} : { 'turnpike.config.ts': config })
     const main = startMain(folder, env)
@@ -172,6 +167,15 @@ describe.concurrent('a mistake ends the command with code 1 and the name of what
     expect(main.output.stdout).toBe('')
     expect(embeddedRedisPid(folder)).toBeUndefined()
   })
+})
+
+test('a HOST beyond this machine is refused, and the embedded Redis that was asked for keys is not left behind', async () => {
+  const folder = startFolder()
+  const main = startMain(folder, { HOST: '0.0.0.0' })
+  expect(await main.exited).toEqual({ code: 1, signal: null })
+  expect(main.output.stderr).toMatch(/^HOST=0\.0\.0\.0: without API keys .*keys create/)
+  expect(main.output.stdout).not.toMatch(LISTENS)
+  expect(embeddedRedisPid(folder)).toBeUndefined()
 })
 
 const agent = (more: object) => ({ agents: { main: { ...AGENT, ...more } } })

@@ -5,9 +5,11 @@
 -- ARGV        1 base, 2 cid, 3 turn id (made by the caller), 4 digest of the body, 5 alias rule: conflict | same,
 --             6 alias TTL in ms, 7 mailbox limit, 8 maxQueueMs, 9 ms until the sweep looks at it,
 --             10 conversation id, 11 tenant, 12 agent, 13 channel, 14 reply address,
---             15.. further fields of the turn's hash, name and value
+--             15 rate: tokens a bucket holds or 0 for no limit, 16 tokens a minute, 17 key id,
+--             18 '1' to find a known message only, 19.. further fields of the turn's hash, name and value
 -- Returns     {'accepted' | 'duplicate', turn, status, position, queuedSeq} | {'conflict', turn} | {'full'}
--- Expiry      aliases after ARGV[6]; the log's expiry ends
+--             | {'limited', ms until the next token} | {'unknown'}: not known, and ARGV[18]
+-- Expiry      aliases after ARGV[6]; a rate bucket once it is full again; the log's expiry ends
 -- Repeat      the same turn id finds its turn as it is now and writes nothing
 --#include emit
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
@@ -32,24 +34,51 @@ for i = 2, #KEYS do
     return found('duplicate', id)
   end
 end
+if ARGV[18] == '1' then
+  return { 'unknown' }
+end
 local position = redis.call('LLEN', mailbox)
+local burst = tonumber(ARGV[15])
+local bucket = base .. 'rate:' .. ARGV[17]
+local tokens
+if burst > 0 then
+  local perMs = ARGV[16] / 60000
+  local held = redis.call('HMGET', bucket, 'tokens', 'at')
+  tokens = held[1] and math.min(burst, held[1] + (now - held[2]) * perMs) or burst
+  if tokens < 1 then
+    return { 'limited', string.format('%.0f', math.ceil((1 - tokens) / perMs)) }
+  end
+end
 if position >= tonumber(ARGV[7]) then
   return { 'full' }
 end
 
-if redis.call('HEXISTS', KEYS[1], 'id') == 0 then
-  redis.call('HSET', KEYS[1], 'id', ARGV[10], 'tenant', ARGV[11], 'createdAt', nowText, 'status', 'idle', 'generation', '0')
-  redis.call('HINCRBY', KEYS[1], 'incarnation', 1)
+if tokens then
+  redis.call('HSET', bucket, 'tokens', string.format('%.6f', tokens - 1), 'at', nowText)
+  redis.call('PEXPIRE', bucket, math.ceil(burst / ARGV[16] * 60000) + 1000)
 end
-redis.call('HSET', KEYS[1], 'agent', ARGV[12], 'channel', ARGV[13], 'replyAddress', ARGV[14], 'updatedAt', nowText)
-redis.call('PERSIST', KEYS[1] .. ':events')
-redis.call('PERSIST', KEYS[1] .. ':times')
+
+local current = { 'agent', ARGV[12], 'channel', ARGV[13], 'replyAddress', ARGV[14], 'updatedAt', nowText }
+local isFirst = false
+if redis.call('HEXISTS', KEYS[1], 'id') == 0 then
+  redis.call('HSET', KEYS[1], 'id', ARGV[10], 'tenant', ARGV[11], 'createdAt', nowText, 'status', 'idle',
+    'generation', '0', unpack(current))
+  isFirst = redis.call('HINCRBY', KEYS[1], 'incarnation', 1) == 1
+else
+  redis.call('HSET', KEYS[1], unpack(current))
+end
+-- The first life of a conversation has no log that could be about to expire.
+if not isFirst then
+  redis.call('PERSIST', KEYS[1] .. ':events')
+  redis.call('PERSIST', KEYS[1] .. ':times')
+end
+conversationJson = cjson.encode(ARGV[10])
 
 local fields = {
   'status', 'queued', 'cid', cid, 'conversation', ARGV[10], 'agent', ARGV[12], 'replyAddress', ARGV[14],
   'createdAt', nowText, 'attempts', '0', 'takeOvers', '0', 'expiresAt', string.format('%.0f', now + ARGV[8]),
 }
-for i = 15, #ARGV do
+for i = 19, #ARGV do
   fields[#fields + 1] = ARGV[i]
 end
 if #KEYS > 1 then
@@ -61,10 +90,11 @@ if #KEYS > 1 then
   fields[#fields + 1] = 'aliases'
   fields[#fields + 1] = cjson.encode(aliases)
 end
-redis.call('HSET', base .. 't:' .. turn, unpack(fields))
 redis.call('RPUSH', mailbox, turn)
 local seq = emit('turn.queued', turn, 0, ',"position":' .. position)
-redis.call('HSET', base .. 't:' .. turn, 'queuedSeq', seq)
+fields[#fields + 1] = 'queuedSeq'
+fields[#fields + 1] = seq
+redis.call('HSET', base .. 't:' .. turn, unpack(fields))
 redis.call('ZADD', KEYS[1] .. ':turns', now, turn)
 redis.call('ZADD', base .. 'pending', 'NX', now + ARGV[9], cid)
 redis.call('ZADD', base .. 'timers', now + ARGV[8], 'expiry~' .. cid .. '~' .. turn)

@@ -13,7 +13,7 @@ if stop then
   return stop
 end
 local turnKey = ARGV[1] .. 't:' .. turn
-local state = redis.call('HMGET', turnKey, 'status', 'cancel')
+local state = redis.call('HMGET', turnKey, 'status', 'cancel', 'firstDelta')
 if state[1] ~= 'running' then
   return { 'lost' }
 end
@@ -21,10 +21,12 @@ if ARGV[7] ~= '' then
   redis.call('HSET', KEYS[1], 'phase', ARGV[7])
   emit('turn.phase', turn, attempt, ',"phase":"' .. ARGV[7] .. '"')
 end
+local hasDelta = state[3]
 for i = 8, #ARGV, 2 do
   local seq = emit(ARGV[i], turn, attempt, ARGV[i + 1])
-  if ARGV[i] == 'text.delta' or ARGV[i] == 'reasoning.delta' then
-    redis.call('HSETNX', turnKey, 'firstDelta', seq)
+  if not hasDelta and (ARGV[i] == 'text.delta' or ARGV[i] == 'reasoning.delta') then
+    hasDelta = true
+    redis.call('HSET', turnKey, 'firstDelta', seq)
   end
 end
 return keep(ARGV[3], ARGV[4], { 'ok', state[2] and '1' or '0' })

@@ -60,8 +60,8 @@ end
 if count > 0 then
   redis.call('HSET', KEYS[1], 'n', ARGV[8])
 end
-for i = 16 + count, #ARGV, 2 do
-  redis.call('HSET', turnKey, ARGV[i], ARGV[i + 1])
+if #ARGV > 15 + count then
+  redis.call('HSET', turnKey, unpack(ARGV, 16 + count))
 end
 end_turn(turn, status, ARGV[14], ARGV[11])
 

@@ -9,7 +9,6 @@
 local function end_turn(turn, status, rest, turnsMs)
   local turnKey = base .. 't:' .. turn
   local attempt = redis.call('HGET', turnKey, 'attempts') or '0'
-  redis.call('HSET', turnKey, 'status', status, 'endedAt', nowText)
   redis.call('HDEL', turnKey, 'firstDelta')
   redis.call('PEXPIRE', turnKey, turnsMs)
   redis.call('LREM', KEYS[1] .. ':mailbox', 1, turn)
@@ -19,7 +18,7 @@ local function end_turn(turn, status, rest, turnsMs)
   redis.call('ZREMRANGEBYSCORE', KEYS[1] .. ':turns', '-inf', now - turnsMs)
   redis.call('HSET', KEYS[1], 'updatedAt', nowText)
   local seq = emit('turn.' .. status, turn, attempt, rest)
-  redis.call('HSET', turnKey, 'endedSeq', seq)
+  redis.call('HSET', turnKey, 'status', status, 'endedAt', nowText, 'endedSeq', seq)
   return seq
 end
 
@@ -31,15 +30,15 @@ local function expire_turn(turn, turnsMs)
 end
 
 local function start_head(tookOver, turnsMs)
-  local head
+  local head, was
   repeat
     head = redis.call('LINDEX', KEYS[1] .. ':mailbox', 0)
     if not head then
       return nil
     end
-    local state = redis.call('HMGET', base .. 't:' .. head, 'status', 'expiresAt')
-    local gone = not state[1]
-    local late = state[1] == 'queued' and tonumber(state[2]) <= now
+    was = redis.call('HMGET', base .. 't:' .. head, 'status', 'expiresAt', 'firstDelta', 'cancel', 'takeOvers', 'queuedSeq')
+    local gone = not was[1]
+    local late = was[1] == 'queued' and tonumber(was[2]) <= now
     if gone then
       redis.call('LPOP', KEYS[1] .. ':mailbox')
     elseif late then
@@ -47,20 +46,23 @@ local function start_head(tookOver, turnsMs)
     end
   until not gone and not late
   local turnKey = base .. 't:' .. head
-  local was = redis.call('HMGET', turnKey, 'status', 'firstDelta', 'cancel')
   local attempt = redis.call('HINCRBY', turnKey, 'attempts', 1)
-  local takeOvers = redis.call('HINCRBY', turnKey, 'takeOvers', (tookOver and was[1] == 'running') and 1 or 0)
+  local takeOvers = tonumber(was[5] or 0)
+  if tookOver and was[1] == 'running' then
+    takeOvers = redis.call('HINCRBY', turnKey, 'takeOvers', 1)
+  end
   local seq = emit('turn.started', head, attempt, '')
   if was[1] == 'queued' then
     redis.call('HSET', turnKey, 'status', 'running', 'startedAt', nowText)
     redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. head)
-    redis.call('HSET', KEYS[1], 'headSeq', redis.call('HGET', turnKey, 'queuedSeq'), 'startSeq', seq)
+    redis.call('HSET', KEYS[1], 'headSeq', was[6], 'startSeq', seq, 'status', 'running', 'phase', 'preparing')
+  else
+    redis.call('HSET', KEYS[1], 'status', 'running', 'phase', 'preparing')
   end
-  if was[2] and not was[3] then
-    emit('turn.restarted', head, attempt, ',"from":' .. was[2])
+  if was[3] and not was[4] then
+    emit('turn.restarted', head, attempt, ',"from":' .. was[3])
     redis.call('HDEL', turnKey, 'firstDelta')
   end
-  redis.call('HSET', KEYS[1], 'status', 'running', 'phase', 'preparing')
   return head, attempt, takeOvers
 end
 

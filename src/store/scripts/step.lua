@@ -23,16 +23,17 @@ if state[2] then
   return keep(ARGV[3], ARGV[4], { 'cancelled' })
 end
 local generation = KEYS[1] .. ':g' .. ARGV[10]
-redis.call('HSET', turnKey, 'step:' .. ARGV[7], ARGV[9])
 if ARGV[8] == 'intended' then
-  redis.call('HSET', turnKey, 'intended', ARGV[7])
+  redis.call('HSET', turnKey, 'step:' .. ARGV[7], ARGV[9], 'intended', ARGV[7])
   redis.call('HSET', generation, 'sent:' .. ARGV[11], ARGV[12], 'head:' .. ARGV[11], ARGV[13],
     'segments:' .. ARGV[11], cjson.decode(ARGV[14]).segments)
-  redis.call('RPUSH', generation .. ':requests', ARGV[14])
-  redis.call('LTRIM', generation .. ':requests', -200, -1)
+  if redis.call('RPUSH', generation .. ':requests', ARGV[14]) > 200 then
+    redis.call('LTRIM', generation .. ':requests', -200, -1)
+  end
   redis.call('HSET', KEYS[1], 'phase', 'opening')
   emit('turn.phase', turn, attempt, ',"phase":"opening"')
 else
+  redis.call('HSET', turnKey, 'step:' .. ARGV[7], ARGV[9])
   local count = tonumber(ARGV[16])
   for i = 17, 16 + count do
     redis.call('RPUSH', generation .. ':items', ARGV[i])

@@ -32,6 +32,8 @@ export async function send(run: Run, name: string, message: NewMessage, answer: 
       ...{ mode: 'queue', input: [{ type: 'text', text: turn }], notes: [] },
       replyAddress: { channel: 'web', version: 1 },
       authority: { tenant: 'local', keyId: 'none', scopes: [] },
+      rate: null,
+      knownOnly: false,
     })
   const reply = await ask(run, answer, call, (second, first) => expect(second).toEqual(first))
   const made = run.model.accept(name, message)

@@ -1,0 +1,230 @@
+// Makes a fresh machine ready: the packages of the lock, a Redis server, Node 24. Runs before `npm start`, `npm test` and
+// `npm run demo`, and as `npm run setup`; does nothing, quickly, when nothing is missing. It says what it installs and
+// why; what it may not install it asks for, in one message. Loads no package: any Node from 18 runs it.
+
+import { spawn, spawnSync } from 'node:child_process'
+import { createHash } from 'node:crypto'
+import { once } from 'node:events'
+import { accessSync, constants, existsSync, lstatSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { delimiter, join } from 'node:path'
+import { setTimeout as delay } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+import {
+  decideNode,
+  decidePackages,
+  decideServer,
+  renderProblems,
+  renderServerRequest,
+  SERVERS,
+} from './setup-decisions.mjs'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const modules = join(root, 'node_modules')
+const hiddenLock = join(modules, '.package-lock.json')
+const stampFile = join(modules, '.turnpike-setup')
+const turnFile = join(root, '.turnpike-setup.lock')
+const platform = `${process.platform}-${process.arch}`
+
+/** What runs for us now. A signal is waited out: npm removes what it has begun, and nobody must install meanwhile. */
+let child
+let isInterrupted = false
+process.on('SIGINT', stop)
+process.on('SIGTERM', stop)
+
+function stop(signal) {
+  if (child && !isInterrupted) say(`stopping; ${child.spawnfile} tidies up first.`)
+  isInterrupted = true
+  // A terminal has sent SIGINT to both.
+  if (signal === 'SIGTERM') child?.kill(signal)
+}
+
+const withoutPackages = await preparePackages()
+const withoutServer = isInterrupted ? [] : await prepareServer()
+// The packages bring Node: as long as they are missing, nothing can be said of it.
+const withoutNode = withoutPackages.length > 0 ? [] : checkNode()
+const problems = [...withoutPackages, ...withoutServer, ...withoutNode]
+if (isInterrupted) process.exitCode = 130
+else if (problems.length > 0) {
+  console.error(renderProblems(problems))
+  process.exitCode = 1
+}
+
+async function preparePackages() {
+  const { type, why } = lookAtPackages()
+  if (type === 'ready') return []
+  if (type === 'leave') {
+    say(`${why}.`)
+    return []
+  }
+  try {
+    await takeTurn()
+  } catch (error) {
+    return [`The packages cannot be installed: ${error.message}`]
+  }
+  try {
+    return isInterrupted ? [] : await installPackages()
+  } finally {
+    rmSync(turnFile, { force: true })
+  }
+}
+
+async function installPackages() {
+  const { type, why, wantedStamp } = lookAtPackages()
+  if (type === 'ready') return [] // By someone else, in the meantime.
+  if (type === 'install') {
+    say(`${why}: running npm ci, which takes up to a minute.`)
+    // A removal of the old packages that is interrupted must not look like a whole installation.
+    for (const file of [stampFile, hiddenLock]) rmSync(file, { force: true })
+    if (!(await runNpmCi()) && (isInterrupted || !(await runNpmCi())))
+      return ['The packages were not installed; what npm said stands above. Run: npm ci']
+  }
+  dropForeignNode()
+  writeFileSync(stampFile, wantedStamp)
+  return []
+}
+
+function lookAtPackages() {
+  const lockText = readFileSync(join(root, 'package-lock.json'), 'utf8')
+  const wantedStamp = `${createHash('sha256').update(lockText).digest('hex')} ${platform}`
+  const decision = decidePackages({
+    folder: kindOf(modules),
+    lock: parse(lockText) ?? {}, // Of one that is broken npm tells more.
+    installed: parse(readIfThere(hiddenLock)),
+    stamp: readIfThere(stampFile),
+    wantedStamp,
+  })
+  return { ...decision, wantedStamp }
+}
+
+/** Waits until no other set-up of this folder installs. The file names the processes that do. */
+async function takeTurn() {
+  for (let isTold = false; !isInterrupted; await delay(200)) {
+    try {
+      writeFileSync(turnFile, `${process.pid}`, { flag: 'wx' })
+      return
+    } catch (error) {
+      if (error.code !== 'EEXIST') throw error
+    }
+    const holders = (readIfThere(turnFile) ?? '').split(' ').map(Number)
+    if (!holders.some(isAlive)) rmSync(turnFile, { force: true })
+    else if (!isTold) {
+      say(`process ${holders.join(' ')} installs the packages; waiting for it.`)
+      isTold = true
+    }
+  }
+}
+
+function isAlive(pid) {
+  try {
+    return process.kill(pid, 0)
+  } catch (error) {
+    return error.code === 'EPERM'
+  }
+}
+
+function runNpmCi() {
+  // npm must not run on a Node that it is about to remove, nor leave out what the scripts need in production.
+  const path = (process.env.PATH ?? '')
+    .split(delimiter)
+    .filter((entry) => !entry.endsWith('node_modules/.bin'))
+    .join(delimiter)
+  const argv = ['npm', 'ci', '--include=dev', '--include=optional', '--loglevel=error']
+  const options = { cwd: root, env: { ...process.env, PATH: path } }
+  return run(argv, options, (pid) => writeFileSync(turnFile, `${process.pid} ${pid}`))
+}
+
+/** The package has one binary for each processor, linked with glibc: elsewhere it hides the system's own Node. */
+function dropForeignNode() {
+  const node = join(modules, '.bin', 'node')
+  if (existsSync(node) && spawnSync(node, ['--version'], { stdio: 'ignore' }).status !== 0) rmSync(node)
+}
+
+async function prepareServer() {
+  const decision = decideServer({
+    redisUrl: process.env.REDIS_URL,
+    has: (program) => find(program) !== undefined,
+    isRoot: process.getuid?.() === 0,
+    maySudo: () =>
+      find('sudo') !== undefined && spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0,
+  })
+  if (decision.type === 'ready') return []
+  if (decision.type === 'ask') return [renderServerRequest(decision)]
+  say(`no redis-server or valkey-server on PATH and no REDIS_URL: installing one with ${decision.by}.`)
+  let isDone = true
+  for (const { argv, mayFail } of decision.commands) isDone &&= (await run(argv)) || mayFail
+  if (!isDone || !SERVERS.some((program) => find(program) !== undefined)) {
+    const why = 'it was not installed; the reason stands above'
+    return [renderServerRequest({ why, command: decision.command })]
+  }
+  if (decision.after.length > 0) {
+    say('its own system service is stopped and disabled: Turnpike starts a private Redis instead.')
+    for (const [program = '', ...args] of decision.after) spawnSync(program, args, { stdio: 'ignore' })
+  }
+  return []
+}
+
+function checkNode() {
+  const problem = decideNode({ bundled: bundledNode(), running: process.versions.node, platform })
+  return problem === undefined ? [] : [problem]
+}
+
+function bundledNode() {
+  if (existsSync(join(modules, '.bin', 'node'))) return 'works'
+  const name = `node-${platform}`
+  if (existsSync(join(modules, name))) return 'does not run'
+  const { optionalDependencies = {} } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
+  return optionalDependencies[name] === undefined ? 'none' : 'left out'
+}
+
+function say(text) {
+  console.error(`Set-up: ${text}`)
+}
+
+/** True when it ended well. Its output is shown. */
+async function run([program = '', ...args], options = {}, onSpawn = (_pid) => {}) {
+  console.error(`  ${[program, ...args].join(' ')}`)
+  child = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'], ...options })
+  if (child.pid !== undefined) onSpawn(child.pid)
+  try {
+    const [code] = await once(child, 'close')
+    return code === 0
+  } catch (error) {
+    console.error(`  ${error.message}`)
+    return false
+  } finally {
+    child = undefined
+  }
+}
+
+/** Where PATH has the program; asks no shell. */
+function find(program) {
+  return (process.env.PATH ?? '')
+    .split(delimiter)
+    .map((folder) => join(folder, program))
+    .find((file) => {
+      try {
+        accessSync(file, constants.X_OK)
+        return true
+      } catch {
+        return false
+      }
+    })
+}
+
+function kindOf(folder) {
+  const stats = lstatSync(folder, { throwIfNoEntry: false })
+  if (stats === undefined) return 'absent'
+  return stats.isSymbolicLink() ? 'link' : 'folder'
+}
+
+function readIfThere(file) {
+  return existsSync(file) ? readFileSync(file, 'utf8') : undefined
+}
+
+function parse(text) {
+  try {
+    return text === undefined ? undefined : JSON.parse(text)
+  } catch {
+    return undefined // Cut short by a crash of the machine: as if it were not there.
+  }
+}
