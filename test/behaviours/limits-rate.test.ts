@@ -202,6 +202,31 @@ test('other keys go on, of the same tenant too; tokens share the bucket of their
     expect((await fetch(url() + path, { headers: bearer(first?.secret ?? '') })).status).toBe(200)
 })
 
+test('a clock of the store that is set back, or ahead, holds nobody up and gives nobody more than a burst', async () => {
+  const hourMs = 3_600_000
+  for (const step of [hourMs, -hourMs]) {
+    const secret = await newKey()
+    await useUp(secret)
+    // To the bucket, what was written before a step of the clock is as far away as this.
+    await withClient(redis.url, async (store) => {
+      const now = Date.now()
+      for (const bucket of await store.keys(`${prefix}:*rate:*`)) {
+        await store.hset(bucket, 'at', now + step)
+        await store.pexpire(bucket, hourMs)
+      }
+    })
+    const first = await post(secret)
+    if (step > 0) {
+      expect([first.status, first.headers.get('retry-after')]).toEqual([429, '1'])
+      await delay(1000)
+      expect((await post(secret)).status).toBe(202)
+    } else expect(first.status).toBe(202)
+    const beganAt = performance.now()
+    const { accepted } = await useUp(secret)
+    expect(accepted).toBeLessThanOrEqual(BURST + (performance.now() - beganAt) / REFILL_MS)
+  }
+})
+
 test('without keys nobody is counted', async () => {
   const own = opened.add(await start(uniquePrefix(), []))
   for (let n = 0; n < 3 * BURST; n++)
