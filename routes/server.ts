@@ -13,7 +13,7 @@ import { createErrorHandler, refuseConnection, sendProblem } from './errors.ts'
 import { eventRoutes } from './events.ts'
 import { healthRoutes } from './health.ts'
 import { readJsonBodies } from './json-body.ts'
-import { isSocketRequest, socketRoutes } from './socket.ts'
+import { createUpgradeGuard, socketRoutes } from './socket.ts'
 import { tokenRoutes } from './tokens.ts'
 import { turnRoutes } from './turns.ts'
 
@@ -29,13 +29,22 @@ const MAX_PARAM_LENGTH = 256 * 4 * 3
 
 export async function createServer({ gateway, onBug, isStopping }: ServerOptions): Promise<FastifyInstance> {
   const onError = createErrorHandler((error, request) => onBug(error, whereOf(request)))
+  const upgrades = createUpgradeGuard()
+  const { requestMs } = gateway.config.limits
   const app = fastify({
     logger: false,
     bodyLimit: gateway.config.limits.bodyBytes,
     routerOptions: { maxParamLength: MAX_PARAM_LENGTH },
     frameworkErrors: (error, request, reply) => onError(error, request, reply),
     clientErrorHandler: refuseConnection,
-    http: { shouldUpgradeCallback: isSocketRequest },
+    // Of a request, its body included. By itself Fastify would wait for ever.
+    requestTimeout: requestMs,
+    http: {
+      requestTimeout: requestMs,
+      shouldUpgradeCallback: upgrades.mayUpgrade,
+      headersTimeout: requestMs,
+      connectionsCheckingInterval: Math.min(1000, requestMs),
+    },
     forceCloseConnections: 'idle',
   })
   app.setValidatorCompiler(validatorCompiler)
@@ -47,6 +56,7 @@ export async function createServer({ gateway, onBug, isStopping }: ServerOptions
   readJsonBodies(app, gateway.config.limits.depth)
   app.addHook('preClose', async () => gateway.closeStreams())
   closeUnusedConnections(app)
+  upgrades.watch(app)
 
   await app.register(authPlugin, { gateway })
   await app.register(openApiPlugin)

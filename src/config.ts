@@ -83,6 +83,8 @@ const configSchema = z.strictObject({
     .strictObject({
       bodyBytes: count.default(1_048_576),
       depth: count.default(32),
+      /** In which a request has to have come, head and body. */
+      requestMs: ms.default(30_000),
       notes: count.default(100),
       followers: count.default(10_000),
       /** Messages that one key may send: so many at once, and so many a minute after that. Loopback is not counted. */

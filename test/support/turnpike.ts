@@ -6,6 +6,7 @@ import { once } from 'node:events'
 import { join } from 'node:path'
 import type { TurnpikeConfig } from '../../src/config.ts'
 import { type Running, start } from '../../src/main.ts'
+import type { Held, HeldObjects } from './held.ts'
 import { endWithThisProcess } from './redis.ts'
 
 export interface TestOptions {
@@ -67,6 +68,9 @@ export interface TurnpikeProcess {
   /** Resolves when the process is gone, by whatever means. */
   exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
   kill(signal?: NodeJS.Signals): void
+  /** What it holds once all that can be collected is. One question at a time. */
+  held(): Promise<Held>
+  objects(): Promise<HeldObjects>
   /** SIGKILL and wait. */
   end(): Promise<void>
 }
@@ -83,7 +87,8 @@ export async function forkTurnpike(
       TEST_FAILPOINT: JSON.stringify(failpoint ?? null),
     },
     stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
-    execArgv: [],
+    // The counting of objects is such a feature.
+    execArgv: ['--disable-warning=ExperimentalWarning'],
   })
   const pid = child.pid
   if (pid === undefined) throw new Error('the test process could not be started')
@@ -105,9 +110,18 @@ export async function forkTurnpike(
     pid,
     exited,
     kill: (signal = 'SIGKILL') => void child.kill(signal),
+    held: () => askChild<Held>(child, 'held'),
+    objects: () => askChild<HeldObjects>(child, 'objects'),
     async end() {
       child.kill('SIGKILL')
       await exited
     },
   }
+}
+
+async function askChild<T>(child: ChildProcess, question: string): Promise<T> {
+  const answer = once(child, 'message')
+  child.send(question)
+  const [found] = (await answer) as [T]
+  return found
 }

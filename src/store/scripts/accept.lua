@@ -40,10 +40,17 @@ end
 local position = redis.call('LLEN', mailbox)
 local burst = tonumber(ARGV[15])
 local bucket = base .. 'rate:' .. ARGV[17]
-local tokens
+local tokens, fullMs
 if burst > 0 then
   local perMs = ARGV[16] / 60000
+  fullMs = math.ceil(burst / perMs) + 1000
   local held = redis.call('HMGET', bucket, 'tokens', 'at')
+  -- A clock that was set back must not hold a key up until it is again where it was.
+  if held[1] and tonumber(held[2]) > now then
+    held[2] = now
+    redis.call('HSET', bucket, 'at', nowText)
+    redis.call('PEXPIRE', bucket, fullMs)
+  end
   tokens = held[1] and math.min(burst, held[1] + (now - held[2]) * perMs) or burst
   if tokens < 1 then
     return { 'limited', string.format('%.0f', math.ceil((1 - tokens) / perMs)) }
@@ -55,7 +62,7 @@ end
 
 if tokens then
   redis.call('HSET', bucket, 'tokens', string.format('%.6f', tokens - 1), 'at', nowText)
-  redis.call('PEXPIRE', bucket, math.ceil(burst / ARGV[16] * 60000) + 1000)
+  redis.call('PEXPIRE', bucket, fullMs)
 end
 
 read('id', 'seq', 'incarnation')
