@@ -1,5 +1,5 @@
-// A Turnpike in a process of its own, for tests that kill it: tells its parent when it is ready, obeys SIGTERM as
-// `npm start` does, and kills or stops itself at a failpoint.
+// A Turnpike in a process of its own, for tests that kill it: tells its parent when it is ready and of every warning of
+// Node, obeys SIGTERM as `npm start` does, and kills or stops itself at a failpoint.
 
 import { start } from '../../src/main.ts'
 import type { Failpoint } from './turnpike.ts'
@@ -12,6 +12,8 @@ const onStep = (name: string): void => {
   if (!failpoint || name !== failpoint.step || ++seen !== (failpoint.nth ?? 1)) return
   process.kill(process.pid, failpoint.action === 'stop' ? 'SIGSTOP' : 'SIGKILL')
 }
+
+process.on('warning', ({ name, stack }) => process.send?.({ warning: stack ?? name }))
 
 try {
   const running = await start({ ...options, onStep })

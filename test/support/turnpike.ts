@@ -64,6 +64,8 @@ export interface TurnpikeProcess {
   /** Undefined for a worker. */
   url: string
   pid: number
+  /** What Node has warned of in it, such as listeners that pile up. */
+  warnings: readonly string[]
   /** Resolves when the process is gone, by whatever means. */
   exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
   kill(signal?: NodeJS.Signals): void
@@ -92,10 +94,14 @@ export async function forkTurnpike(
     code: code as number | null,
     signal: signal as NodeJS.Signals | null,
   }))
-  const first = await Promise.race([
-    once(child, 'message').then(([message]) => message as { url?: string; error?: string }),
-    exited,
-  ])
+  const warnings: string[] = []
+  const told = new Promise<{ url?: string; error?: string }>((resolve) => {
+    child.on('message', (message: { url?: string; error?: string; warning?: string }) => {
+      if (message.warning === undefined) resolve(message)
+      else warnings.push(message.warning)
+    })
+  })
+  const first = await Promise.race([told, exited])
   if (!('url' in first) && !('error' in first))
     throw new Error(`the test process ended before it was ready: ${JSON.stringify(first)}`)
   if ('error' in first && first.error !== undefined) throw new Error(first.error)
@@ -103,6 +109,7 @@ export async function forkTurnpike(
   return {
     url,
     pid,
+    warnings,
     exited,
     kill: (signal = 'SIGKILL') => void child.kill(signal),
     async end() {
