@@ -3,7 +3,7 @@
 // what is stored. The agent loop, compaction and areas have their places between bind and commit.
 
 import type { Agent } from '../agent/define-agent.ts'
-import type { Provider } from '../providers/provider.ts'
+import type { Provider, ProviderName } from '../providers/provider.ts'
 import type { Chain, History, LoadedTurn, ReadAhead } from '../store/history.ts'
 import type { Lease } from '../store/lease.ts'
 import type { Commit, CommitReply, StartedTurn } from '../store/turn-writes.ts'
@@ -19,7 +19,7 @@ export interface RunTurnOptions {
   agents: ReadonlyMap<string, Agent>
   /** Whether the key behind an authority is still there. */
   isValid: (authority: Authority) => Promise<boolean>
-  provider: (name: string) => Promise<Provider>
+  provider: (name: ProviderName) => Promise<Provider>
   revision: number
   /** Ordinal in which a shard saw an agent's digest first. */
   firstSight: (shardIndex: number, agent: Agent) => number
