@@ -44,7 +44,7 @@ export const authPlugin = fastifyPlugin(
       },
       methods: ['GET', 'POST', 'DELETE'],
       allowedHeaders: ['authorization', 'content-type', 'idempotency-key', 'last-event-id'],
-      exposedHeaders: ['location', 'retry-after', 'turnpike-turn'],
+      exposedHeaders: ['location', 'retry-after', 'turnpike-turn', 'x-request-id'],
       maxAge: 600,
       strictPreflight: false,
     })

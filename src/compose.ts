@@ -153,7 +153,7 @@ export async function compose(options: ComposeOptions) {
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
   const workerAccess = createAccess({ ...accessOptions, keys: createApiKeys(worker, config.keyPrefix) })
   const firstSights = new Map<string, number>()
-  const providers = createProviders({ ...config.models, openai: config.openai })
+  const providers = createProviders({ ...config.models, credentials: config.credentials })
 
   const turns = {
     config,

@@ -16,6 +16,8 @@ export interface TestOptions {
   openAiUrl?: string
   dataDir?: string
   config?: Partial<TurnpikeConfig>
+  /** More of the environment; a worker has a door only with PORT in it. */
+  env?: Record<string, string>
   onStep?: (name: string) => void | Promise<void>
 }
 
@@ -36,13 +38,14 @@ export const QUICK: NonNullable<TurnpikeConfig['queue']> = {
 export function toStartOptions(options: TestOptions) {
   const { redisUrl, prefix, role = 'all', openAiUrl, dataDir, config = {} } = options
   const env: Record<string, string> = {
-    PORT: '0',
+    ...(role !== 'worker' && { PORT: '0' }),
     LOG_LEVEL: 'silent',
     TURNPIKE_KEY_PREFIX: prefix,
     TURNPIKE_ROLE: role,
     ...(redisUrl !== undefined && { REDIS_URL: redisUrl }),
     ...(dataDir !== undefined && { TURNPIKE_DATA_DIR: dataDir }),
     ...(openAiUrl !== undefined && { OPENAI_BASE_URL: openAiUrl, OPENAI_API_KEY: 'test-key' }),
+    ...options.env,
   }
   const model = openAiUrl === undefined ? 'demo:' : 'openai-chat:test-model'
   const merged: TurnpikeConfig = {
@@ -61,7 +64,7 @@ export function startTurnpike(options: TestOptions): Promise<Running> {
 }
 
 export interface TurnpikeProcess {
-  /** Undefined for a worker. */
+  /** Empty for a worker without a door. */
   url: string
   pid: number
   /** What Node has warned of in it, such as listeners that pile up. */
