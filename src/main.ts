@@ -115,15 +115,17 @@ async function open(
  * A worker does its work whoever may look at it, and takes the nearest address instead.
  */
 async function hostFor({ role, host, port }: Config, { gateway }: Turnpike, log: Logger): Promise<string> {
-  if (LOOPBACK.has(host) || (await gateway.access.hasKeys())) return host
+  if (port === undefined) return host
+  // Asked in any case: once it is known, health is told while the store is away as well.
+  const hasKeys = await gateway.access.hasKeys()
+  if (LOOPBACK.has(host) || hasKeys) return host
   if (role !== 'worker')
     throw new ConfigError(
       `HOST=${host}: without API keys Turnpike listens on this machine only. Set TURNPIKE_API_KEYS, or make a key with: npm run turnpike -- keys create --tenant main`,
     )
-  if (port !== undefined)
-    log.warn(
-      `HOST=${host} is not used: without API keys a worker tells its health on 127.0.0.1 only. Give it the TURNPIKE_API_KEYS of its gateways`,
-    )
+  log.warn(
+    `HOST=${host} is not used: without API keys a worker tells its health on 127.0.0.1 only. Give it the TURNPIKE_API_KEYS of its gateways`,
+  )
   return '127.0.0.1'
 }
 

@@ -45,6 +45,8 @@ export interface ModelStepOptions {
   limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onCancel: () => void
+  /** Called when the model has finished, whatever becomes of its answer. */
+  onUsage: (usage: Usage) => void
   onStep: (name: string) => void | Promise<void>
   nowMs: () => number
 }
@@ -96,6 +98,7 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
           text: writer.written(),
         }
       case 'stop': {
+        options.onUsage(event.usage)
         await writer.flush()
         if (signal.aborted) return { type: 'aborted', text: writer.written() }
         await options.onStep('model.stop')

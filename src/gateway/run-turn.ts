@@ -9,7 +9,7 @@ import type { Lease } from '../store/lease.ts'
 import type { Commit, CommitReply, StartedTurn } from '../store/turn-writes.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
-import type { Authority, Reply, TurnError } from '../vocabulary/turn.ts'
+import type { Authority, Reply, TurnError, Usage } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
 import { assistantItem, isBlank, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
@@ -27,8 +27,20 @@ export interface RunTurnOptions {
   limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onStep: (name: string) => void | Promise<void>
-  onFirstToken: (sinceStartMs: number) => void
+  measure: TurnMeasures
   nowMs: () => number
+}
+
+/** Hears what is measured of a turn, as it happens. */
+export interface TurnMeasures {
+  /** From the accept to the first start; not of later attempts. */
+  queued: (ms: number) => void
+  /** From the start until the context is bound. */
+  context: (ms: number) => void
+  /** From the start to the first token. */
+  firstToken: (ms: number) => void
+  /** What a finished model call took. */
+  usage: (route: string, usage: Usage) => void
 }
 
 /** What an operator is told of a turn that failed; nothing that was said. */
@@ -105,6 +117,8 @@ export async function runTurn(
   if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
   waiting = loaded.waiting
   const { turn } = loaded
+  const { measure } = options
+  if (started.attempt === 1 && turn.startedAt !== undefined) measure.queued(turn.startedAt - turn.createdAt)
   if (turn.cancelAt !== undefined) {
     context = turn.bound && contextOf(loaded, options, lease).context
     return cancelled(await partialText(loaded, lease, options.history))
@@ -120,11 +134,14 @@ export async function runTurn(
   const bound = await bindTurn(loaded, lease, started, options)
   if (bound === 'cancelled') return cancelled('')
   context = bound.context
-  measured.contextMs = String(options.nowMs() - beganAt)
+  const contextMs = options.nowMs() - beganAt
+  measured.contextMs = String(contextMs)
+  measure.context(contextMs)
 
   const last = turn.steps.at(-1)
   if (last?.state === 'done') return complete(last.result as ModelResult)
 
+  const { route } = agent
   const provider = await options.provider(agent.provider)
   const outcome: ModelOutcome = await runModelStep({
     lease,
@@ -135,10 +152,11 @@ export async function runTurn(
     attempt: started.attempt,
     step: last?.n ?? 1,
     index: 0,
-    chain: chainOf(bound.loaded, context.generation, agent.route),
+    chain: chainOf(bound.loaded, context.generation, route),
     limits: options.limits,
     windowMs: options.windowMs,
     onCancel: () => control.stop('cancelled'),
+    onUsage: (usage) => measure.usage(route, usage),
     onStep: options.onStep,
     nowMs: options.nowMs,
   })
@@ -146,7 +164,7 @@ export async function runTurn(
     case 'done':
       if (outcome.firstTokenAt !== undefined) {
         measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
-        options.onFirstToken(outcome.firstTokenAt - beganAt)
+        measure.firstToken(outcome.firstTokenAt - beganAt)
       }
       return complete(outcome.result)
     case 'failed':
