@@ -3,7 +3,13 @@
 
 import { randomUUID } from 'node:crypto'
 import type { Socket } from 'node:net'
-import { type FastifyHttpOptions, type FastifyInstance, type FastifyRequest, fastify } from 'fastify'
+import {
+  type FastifyHttpOptions,
+  type FastifyInstance,
+  type FastifyReply,
+  type FastifyRequest,
+  fastify,
+} from 'fastify'
 import { serializerCompiler, validatorCompiler } from 'fastify-type-provider-zod'
 import type { Turnpike } from '../src/compose.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
@@ -62,11 +68,25 @@ export async function createDoor(
   closeUnusedConnections(app)
   app.addHook('onRequest', async (request, reply) => void reply.header('x-request-id', request.id))
   if (onAnswered)
-    app.addHook('onResponse', async (request, reply) =>
-      onAnswered({ ...nameOf(request), status: reply.statusCode, ms: Math.round(reply.elapsedTime) }),
-    )
+    app.addHook('onRequest', async (request, reply) => {
+      const begunAt = performance.now()
+      // However it ends: most streams do so by their client's leaving, which is no `onResponse` for Fastify.
+      reply.raw.once('close', () =>
+        onAnswered({
+          ...nameOf(request),
+          status: statusOf(request, reply),
+          ms: Math.round(performance.now() - begunAt),
+        }),
+      )
+    })
   await app.register(authPlugin, { gateway })
   return app
+}
+
+/** 101 for a socket, and 499, as proxies say it, for a client that left before there was an answer. */
+function statusOf({ ws }: FastifyRequest, { raw }: FastifyReply): number {
+  if (raw.headersSent) return raw.statusCode
+  return ws ? 101 : 499
 }
 
 /** As turn ids are made; what else stands there is the client's own text. */
