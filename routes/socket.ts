@@ -76,7 +76,7 @@ export function createUpgradeGuard(): {
 
 export const socketRoutes: FastifyPluginAsyncZod<{
   gateway: Turnpike['gateway']
-  onBug: (error: unknown) => void
+  onBug: (error: unknown, request: FastifyRequest) => void
 }> = async (app, { gateway, onBug }) => {
   const { config, keys } = gateway
   const followers = new WeakMap<FastifyRequest, Follower>()
@@ -126,7 +126,13 @@ export const socketRoutes: FastifyPluginAsyncZod<{
       const commands = answerCommands(
         socket,
         { conversation, credential, authority: authorityOf(request) },
-        { gateway, onBug, onHeard: sink.heard, onClosing: () => follower.leave(), cut: sink.destroy },
+        {
+          gateway,
+          onBug: (error) => onBug(error, request),
+          onHeard: sink.heard,
+          onClosing: () => follower.leave(),
+          cut: sink.destroy,
+        },
       )
       const refuse = (): void => commands.close(CLOSE.policyViolation, 'unauthorized')
       socket.on('close', gateway.access.watch(credential, refuse))

@@ -18,7 +18,7 @@ export interface DrainOptions extends RunTurnOptions {
   quantum: { turns: number; seconds: number }
   /** Aborts when this process stops: no next turn is started. */
   stopping: AbortSignal
-  onTurnEnd: (end: TurnEnd) => void
+  onTurnEnd: (end: TurnEnd, of: { cid: string; turn: string; attempt: number }) => void
   onTakeOver: () => void
   /** Something in our own code threw; ids only. */
   onBug: (error: unknown, where: { cid: string; turn?: string }) => void
@@ -53,7 +53,8 @@ async function drainClaimed(lease: Lease, first: StartedTurn, options: DrainOpti
   for (let started = first; ; turns++) {
     if (started.takeOvers > 0) options.onTakeOver()
     const end = await runOne(lease, started, wantNext, options)
-    options.onTurnEnd(end)
+    const { turn, attempt } = started
+    options.onTurnEnd(end, { cid: lease.of.cid, turn, attempt })
     if (end.type === 'handed_over') return true
     if (!end.next) return end.left > 0
     started = end.next

@@ -86,6 +86,8 @@ export interface ModelCallOptions {
   limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onCancel: () => void
+  /** Called when the model has finished, whatever becomes of its answer. */
+  onUsage: (usage: Usage) => void
   onStep: (name: string) => void | Promise<void>
   nowMs: () => number
 }
@@ -124,6 +126,7 @@ export async function runModelCall(call: ModelCall, options: ModelCallOptions): 
           text: writer.written(),
         }
       case 'stop': {
+        options.onUsage(event.usage)
         const rest = await writer.rest()
         if (signal.aborted) {
           if (rest) await options.lease.write(options.turn, [rest])

@@ -3,14 +3,14 @@
 // what is stored. The agent loop, compaction and areas have their places between bind and commit.
 
 import type { Agent } from '../agent/define-agent.ts'
-import type { Provider } from '../providers/provider.ts'
+import type { Provider, ProviderName } from '../providers/provider.ts'
 import { advance, type Held } from '../store/held.ts'
 import type { History, LoadedTurn } from '../store/history.ts'
 import type { Lease } from '../store/lease.ts'
 import type { Bind, Commit, StartedTurn, TurnWrite } from '../store/turn-writes.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
-import type { Authority, Reply, TurnError } from '../vocabulary/turn.ts'
+import type { Authority, Reply, TurnError, Usage } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
 import { assistantItem, isBlank, type ModelResult, prepareModelCall, runModelCall } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
@@ -20,7 +20,7 @@ export interface RunTurnOptions {
   agents: ReadonlyMap<string, Agent>
   /** Whether the key behind an authority is still there. */
   isValid: (authority: Authority) => Promise<boolean>
-  provider: (name: string) => Promise<Provider>
+  provider: (name: ProviderName) => Promise<Provider>
   revision: number
   /** Ordinal in which a shard saw an agent's digest first. */
   firstSight: (shardIndex: number, agent: Agent) => number
@@ -28,8 +28,20 @@ export interface RunTurnOptions {
   limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onStep: (name: string) => void | Promise<void>
-  onFirstToken: (sinceStartMs: number) => void
+  measure: TurnMeasures
   nowMs: () => number
+}
+
+/** Hears what is measured of a turn, as it happens. */
+export interface TurnMeasures {
+  /** From the accept to the first start; not of later attempts. */
+  queued: (ms: number) => void
+  /** From the start until the context is bound. */
+  context: (ms: number) => void
+  /** From the start to the first token. */
+  firstToken: (ms: number) => void
+  /** What a finished model call took. */
+  usage: (route: string, usage: Usage) => void
 }
 
 /** What an operator is told of a turn that failed; nothing that was said. */
@@ -109,6 +121,8 @@ export async function runTurn(
   let loaded = await history.take(lease.of, started)
   if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
   const { turn } = loaded
+  const { measure } = options
+  if (started.attempt === 1 && turn.startedAt !== undefined) measure.queued(turn.startedAt - turn.createdAt)
   // A turn that is bound and was never sent leaves history if it ends so.
   held = turn.bound && turn.steps.length === 0 ? undefined : loaded.held
   if (turn.cancelAt !== undefined) {
@@ -128,12 +142,13 @@ export async function runTurn(
     return complete(last.result as ModelResult)
   }
 
+  const { route } = agent
   const provider = await options.provider(agent.provider)
   // Composes and binds until the notes that the sidecar tells are the notes that wait.
   for (;;) {
     const { context: composed, effects } = contextOf(loaded, options, lease)
     const isOpen = composed.generation === loaded.held?.generation.number
-    const chain = isOpen ? loaded.held?.chains.get(agent.route) : undefined
+    const chain = isOpen ? loaded.held?.chains.get(route) : undefined
     const call = prepareModelCall(composed, agent, provider, last?.n ?? 1, chain)
     await options.onStep('context.built')
     const writes = [...effects.map(toBind), call.intended]
@@ -146,7 +161,9 @@ export async function runTurn(
     }
     held = advance(loaded.held, writes)
     context = composed
-    measured.contextMs = String(options.nowMs() - beganAt)
+    const contextMs = options.nowMs() - beganAt
+    measured.contextMs = String(contextMs)
+    measure.context(contextMs)
 
     const outcome = await runModelCall(call, {
       lease,
@@ -158,6 +175,7 @@ export async function runTurn(
       limits: options.limits,
       windowMs: options.windowMs,
       onCancel: () => control.stop('cancelled'),
+      onUsage: (usage) => measure.usage(route, usage),
       onStep: options.onStep,
       nowMs: options.nowMs,
     })
@@ -165,7 +183,7 @@ export async function runTurn(
       case 'done':
         if (outcome.firstTokenAt !== undefined) {
           measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
-          options.onFirstToken(outcome.firstTokenAt - beganAt)
+          measure.firstToken(outcome.firstTokenAt - beganAt)
         }
         return complete(outcome.result, outcome.writes)
       case 'failed':

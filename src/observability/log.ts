@@ -1,13 +1,21 @@
-// Logs: JSON lines with ids. Secrets and message text never reach a log; what could hold them is redacted here.
+// Logs: JSON lines with ids, or lines for people. Secrets and message text never reach a log; what could hold them is
+// redacted here.
 
-import { type Logger, pino } from 'pino'
+import { type Logger, type LoggerOptions, pino } from 'pino'
 
 export type { Logger }
 
 const REDACTED = ['authorization', 'cookie', 'apiKey', 'text', 'content', 'input', 'system', 'delta', 'reply']
 
-export function createLog(level: string): Logger {
-  return pino({
+export interface LogOptions {
+  level: string
+  /** Lines for people rather than JSON. */
+  isPretty: boolean
+}
+
+/** Writes to stdout. */
+export async function createLog({ level, isPretty }: LogOptions): Promise<Logger> {
+  const options: LoggerOptions = {
     level,
     base: null,
     timestamp: pino.stdTimeFunctions.isoTime,
@@ -20,7 +28,11 @@ export function createLog(level: string): Logger {
       ],
       censor: '[redacted]',
     },
-  })
+  }
+  if (!isPretty) return pino(options)
+  const { default: pretty } = await import('pino-pretty')
+  // In step with what else is printed, and nothing is left unwritten when the process ends.
+  return pino(options, pretty({ sync: true, translateTime: 'SYS:HH:MM:ss.l' }))
 }
 
 /**

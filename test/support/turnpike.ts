@@ -17,6 +17,8 @@ export interface TestOptions {
   openAiUrl?: string
   dataDir?: string
   config?: Partial<TurnpikeConfig>
+  /** More of the environment; a worker has a door only with PORT in it. */
+  env?: Record<string, string>
   onStep?: (name: string) => void | Promise<void>
 }
 
@@ -37,13 +39,14 @@ export const QUICK: NonNullable<TurnpikeConfig['queue']> = {
 export function toStartOptions(options: TestOptions) {
   const { redisUrl, prefix, role = 'all', openAiUrl, dataDir, config = {} } = options
   const env: Record<string, string> = {
-    PORT: '0',
+    ...(role !== 'worker' && { PORT: '0' }),
     LOG_LEVEL: 'silent',
     TURNPIKE_KEY_PREFIX: prefix,
     TURNPIKE_ROLE: role,
     ...(redisUrl !== undefined && { REDIS_URL: redisUrl }),
     ...(dataDir !== undefined && { TURNPIKE_DATA_DIR: dataDir }),
     ...(openAiUrl !== undefined && { OPENAI_BASE_URL: openAiUrl, OPENAI_API_KEY: 'test-key' }),
+    ...options.env,
   }
   const model = openAiUrl === undefined ? 'demo:' : 'openai-chat:test-model'
   const merged: TurnpikeConfig = {
@@ -62,9 +65,11 @@ export function startTurnpike(options: TestOptions): Promise<Running> {
 }
 
 export interface TurnpikeProcess {
-  /** Undefined for a worker. */
+  /** Empty for a worker without a door. */
   url: string
   pid: number
+  /** What Node has warned of in it, such as listeners that pile up. */
+  warnings: readonly string[]
   /** Resolves when the process is gone, by whatever means. */
   exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
   kill(signal?: NodeJS.Signals): void
@@ -97,10 +102,14 @@ export async function forkTurnpike(
     code: code as number | null,
     signal: signal as NodeJS.Signals | null,
   }))
-  const first = await Promise.race([
-    once(child, 'message').then(([message]) => message as { url?: string; error?: string }),
-    exited,
-  ])
+  const warnings: string[] = []
+  const told = new Promise<{ url?: string; error?: string }>((resolve) => {
+    child.on('message', (message: { url?: string; error?: string; warning?: string }) => {
+      if (message.warning === undefined) resolve(message)
+      else warnings.push(message.warning)
+    })
+  })
+  const first = await Promise.race([told, exited])
   if (!('url' in first) && !('error' in first))
     throw new Error(`the test process ended before it was ready: ${JSON.stringify(first)}`)
   if ('error' in first && first.error !== undefined) throw new Error(first.error)
@@ -108,6 +117,7 @@ export async function forkTurnpike(
   return {
     url,
     pid,
+    warnings,
     exited,
     kill: (signal = 'SIGKILL') => void child.kill(signal),
     held: () => askChild<Held>(child, 'held'),
