@@ -7,15 +7,17 @@ import { Agent, type IncomingMessage, request } from 'node:http'
 import { type Bench, type Measured, settingsOf } from '../support/bench.ts'
 import { measureRounds, medianOf, percentileOf, toShort } from '../support/rounds.ts'
 
-const PROBES = 150
+const PROBES = 100
+/** The first word leaves before the second is made, as with a model, and a turn is soon over. */
+const SETTINGS = { config: { models: { demoDelayMs: 1 } } }
 const QUEUE = 'raw'
 
 export async function measureFirstDelta(bench: Bench): Promise<Measured> {
   const probes = bench.isQuick ? 30 : PROBES
-  await bench.turnpike('worker')
+  await bench.turnpike('worker', SETTINGS)
   await bench.start('raw-jobs', { redisUrl: bench.redisUrl, name: QUEUE, concurrency: 50 })
-  const probe = await bench.start('probe', { ...settingsOf(bench.redisUrl, 'gateway'), queueName: QUEUE })
-  const gateway = await bench.turnpike('gateway')
+  const probe = await bench.start('probe', { ...settingsOf(bench.redisUrl, 'gateway', SETTINGS), queueName: QUEUE })
+  const gateway = await bench.turnpike('gateway', SETTINGS)
   const client = await openClient(`${gateway.url}/v1/conversations/client`)
   const atClient: number[] = []
   const median = async (way: 'accept' | 'add'): Promise<number> => {
