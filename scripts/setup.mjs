@@ -7,7 +7,6 @@ import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { accessSync, constants, existsSync, lstatSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { delimiter, join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import {
   decideNode,
@@ -17,6 +16,7 @@ import {
   renderServerRequest,
   SERVERS,
 } from './setup-decisions.mjs'
+import { endTurn, shareTurn, takeTurn } from './setup-turn.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const modules = join(root, 'node_modules')
@@ -57,14 +57,16 @@ async function preparePackages() {
     return []
   }
   try {
-    await takeTurn()
+    const isWanted = () => !isInterrupted
+    const onWait = (pids) => say(`process ${pids.join(', ')} installs the packages; waiting for it.`)
+    if (!(await takeTurn(turnFile, { isWanted, onWait }))) return []
   } catch (error) {
     return [`The packages cannot be installed: ${error.message}`]
   }
   try {
     return isInterrupted ? [] : await installPackages()
   } finally {
-    rmSync(turnFile, { force: true })
+    endTurn(turnFile)
   }
 }
 
@@ -96,32 +98,6 @@ function lookAtPackages() {
   return { ...decision, wantedStamp }
 }
 
-/** Waits until no other set-up of this folder installs. The file names the processes that do. */
-async function takeTurn() {
-  for (let isTold = false; !isInterrupted; await delay(200)) {
-    try {
-      writeFileSync(turnFile, `${process.pid}`, { flag: 'wx' })
-      return
-    } catch (error) {
-      if (error.code !== 'EEXIST') throw error
-    }
-    const holders = (readIfThere(turnFile) ?? '').split(' ').map(Number)
-    if (!holders.some(isAlive)) rmSync(turnFile, { force: true })
-    else if (!isTold) {
-      say(`process ${holders.join(' ')} installs the packages; waiting for it.`)
-      isTold = true
-    }
-  }
-}
-
-function isAlive(pid) {
-  try {
-    return process.kill(pid, 0)
-  } catch (error) {
-    return error.code === 'EPERM'
-  }
-}
-
 function runNpmCi() {
   // npm must not run on a Node that it is about to remove, nor leave out what the scripts need in production.
   const path = (process.env.PATH ?? '')
@@ -130,7 +106,7 @@ function runNpmCi() {
     .join(delimiter)
   const argv = ['npm', 'ci', '--include=dev', '--include=optional', '--loglevel=error']
   const options = { cwd: root, env: { ...process.env, PATH: path } }
-  return run(argv, options, (pid) => writeFileSync(turnFile, `${process.pid} ${pid}`))
+  return run(argv, options, (pid) => shareTurn(turnFile, pid))
 }
 
 /** The package has one binary for each processor, linked with glibc: elsewhere it hides the system's own Node. */

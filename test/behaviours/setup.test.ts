@@ -9,13 +9,14 @@ import {
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readdirSync,
   readFileSync,
   rmSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs'
 import path from 'node:path'
-import { beforeEach, describe, expect, test, vi } from 'vitest'
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 import { endWithThisProcess, temporaryRoot } from '../support/redis.ts'
 import { isSoak, report } from '../support/soak.ts'
 
@@ -26,8 +27,11 @@ const NOTHING_TO_DO_MS = isSoak() ? 100 : 400
 
 let root: string
 let bin: string
+/** Process groups of set-ups that have not ended. */
+let groups: Set<number>
 
 beforeEach(() => {
+  groups = new Set()
   root = mkdtempSync(path.join(temporaryRoot(), 'setup-'))
   bin = path.join(root, 'bin')
   mkdirSync(bin)
@@ -37,6 +41,7 @@ beforeEach(() => {
     'package-lock.json',
     'scripts/setup.mjs',
     'scripts/setup-decisions.mjs',
+    'scripts/setup-turn.mjs',
   ])
     copyFileSync(path.join(ROOT, file), path.join(root, file))
   for (const program of ['env', 'mkdir', 'cp', 'ln', 'rm', 'chmod', 'sleep'])
@@ -45,6 +50,10 @@ beforeEach(() => {
       path.join(bin, program),
     )
   writeFileSync(path.join(root, 'calls'), '')
+})
+
+afterEach(() => {
+  for (const pid of groups) process.kill(-pid, 'SIGKILL')
 })
 
 /** A program on PATH; `$ROOT` and `$BIN` are the copy's. */
@@ -76,6 +85,8 @@ function setUp(env: Record<string, string> = {}) {
   const { status, stdout, stderr } = spawnSync(process.execPath, [SETUP()], {
     encoding: 'utf8',
     env: { ...environment(), ...env },
+    timeout: 30_000,
+    killSignal: 'SIGKILL',
   })
   const ms = performance.now() - beganAt
   const made = calls()
@@ -91,13 +102,21 @@ function beginSetUp() {
     stdio: ['ignore', 'ignore', 'pipe'],
   })
   const pid = child.pid ?? 0
-  const forget = endWithThisProcess(pid)
+  const forget = endWithThisProcess(-pid)
+  groups.add(pid)
   const begun = { stderr: '', ended: once(child, 'close').then(([code]) => code as number | null) }
   child.stderr.setEncoding('utf8').on('data', (text: string) => {
     begun.stderr += text
   })
-  void begun.ended.then(forget)
-  return { begun, interrupt: () => void process.kill(-pid, 'SIGINT') }
+  void begun.ended.then(() => {
+    groups.delete(pid)
+    forget()
+  })
+  return {
+    begun,
+    interrupt: () => void process.kill(-pid, 'SIGINT'),
+    kill: () => void child.kill('SIGKILL'),
+  }
 }
 
 const calls = () =>
@@ -192,8 +211,11 @@ describe('packages', () => {
   })
 })
 
+const turnFiles = () => readdirSync(root).filter((name) => name.startsWith('.turnpike-setup.lock'))
+
 describe('while npm installs', () => {
-  const WAITS = 'while [ ! -e "$ROOT/go" ]; do sleep 0.05; done'
+  // Not for ever: it ends with its set-up, and where `sleep` is gone with the folder.
+  const WAITS = 'while [ ! -e "$ROOT/go" ]; do kill -0 $PPID && sleep 0.05 || exit 1; done'
 
   test('a second set-up waits and then has nothing to do', async () => {
     standInsForAll()
@@ -201,11 +223,37 @@ describe('while npm installs', () => {
     const first = beginSetUp()
     await untilNpmRuns()
     const second = beginSetUp()
-    await vi.waitFor(() => expect(second.begun.stderr).toMatch(/process \d+ \d+ installs.*waiting/), 10_000)
+    await vi.waitFor(() => expect(second.begun.stderr).toMatch(/process \d+, \d+ installs.*waiting/), 10_000)
     writeFileSync(path.join(root, 'go'), '')
     expect(await Promise.all([first.begun.ended, second.begun.ended])).toEqual([0, 0])
     expect(npmCalls()).toBe(1)
-    expect(existsSync(path.join(root, '.turnpike-setup.lock'))).toBe(false)
+    expect(turnFiles()).toEqual([])
+  })
+
+  test.each([
+    ['a process that has ended', '2147483647@1'],
+    ['an earlier process with the pid of one that runs', `${process.pid}@1`],
+    ['nobody', ' '],
+  ])('a turn left by %s holds nobody up', (_, left) => {
+    standInsForAll()
+    symlinkSync(left, path.join(root, '.turnpike-setup.lock'))
+    expect(setUp()).toMatchObject({ status: 0, stderr: expect.not.stringContaining('waiting') })
+    expect(turnFiles()).toEqual([])
+  })
+
+  test('a kill of the set-up alone leaves npm at work, and the next one waits for it', async () => {
+    standInsForAll()
+    // It outlives its set-up: the test ends it.
+    standIn('npm', `while [ ! -e "$ROOT/go" ]; do sleep 0.05 || exit 1; done; ${NPM}`)
+    const first = beginSetUp()
+    await untilNpmRuns()
+    first.kill()
+    const second = beginSetUp()
+    await vi.waitFor(() => expect(second.begun.stderr).toMatch(/process \d+ installs.*waiting/), 10_000)
+    writeFileSync(path.join(root, 'go'), '')
+    expect(await second.begun.ended).toBe(0)
+    expect(npmCalls()).toBe(1)
+    expect(turnFiles()).toEqual([])
   })
 
   test('Ctrl-C waits until npm has tidied up, and begins nothing else', async () => {

@@ -51,7 +51,7 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
   })
   const { pid } = child
   if (pid === undefined) throw new Error('npm could not be started')
-  const forget = endWithThisProcess(pid)
+  const forget = endWithThisProcess(-pid)
   const output = { stdout: '', stderr: '', stdoutPieces: 0 }
   for (const name of ['stdout', 'stderr'] as const)
     child[name]?.setEncoding('utf8').on('data', (text: string) => {
