@@ -25,17 +25,23 @@ const stampFile = join(modules, '.turnpike-setup')
 const turnFile = join(root, '.turnpike-setup.lock')
 const platform = `${process.platform}-${process.arch}`
 
-/** What runs for us now. A signal is waited out: npm removes what it has begun, and nobody must install meanwhile. */
+/** What runs for us now. */
 let child
 let isInterrupted = false
 process.on('SIGINT', stop)
 process.on('SIGTERM', stop)
 
+/** npm would undo its work for half a minute. What a kill leaves instead, the next set-up mends. */
+const NPM_STOP_MS = 1000
+
 function stop(signal) {
-  if (child && !isInterrupted) say(`stopping; ${child.spawnfile} tidies up first.`)
   isInterrupted = true
+  if (!child) return
+  const { process: running, program, isNpm } = child
+  say(isNpm ? 'stopping.' : `stopping, when ${program} has come to an end.`)
   // A terminal has sent SIGINT to both.
-  if (signal === 'SIGTERM') child?.kill(signal)
+  if (signal === 'SIGTERM') running.kill(signal)
+  if (isNpm) setTimeout(() => running.kill('SIGKILL'), NPM_STOP_MS).unref()
 }
 
 const withoutPackages = await preparePackages()
@@ -112,7 +118,10 @@ function runNpmCi() {
 /** The package has one binary for each processor, linked with glibc: elsewhere it hides the system's own Node. */
 function dropForeignNode() {
   const node = join(modules, '.bin', 'node')
-  if (existsSync(node) && spawnSync(node, ['--version'], { stdio: 'ignore' }).status !== 0) rmSync(node)
+  if (!existsSync(node)) return
+  const { status, signal } = spawnSync(node, ['--version'], { stdio: 'ignore' })
+  // A Ctrl-C that ends the trial says nothing of it.
+  if (status !== 0 && !['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGKILL'].includes(signal ?? '')) rmSync(node)
 }
 
 async function prepareServer() {
@@ -124,13 +133,16 @@ async function prepareServer() {
       find('sudo') !== undefined && spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0,
   })
   if (decision.type === 'ready') return []
-  if (decision.type === 'ask') return [renderServerRequest(decision)]
+  // Who blanks it, as the demo does, needs a server here.
+  const where = { mayBeElsewhere: process.env.REDIS_URL === undefined }
+  if (decision.type === 'ask') return [renderServerRequest(decision, where)]
   say(`no redis-server or valkey-server on PATH and no REDIS_URL: installing one with ${decision.by}.`)
   let isDone = true
-  for (const { argv, mayFail } of decision.commands) isDone &&= (await run(argv)) || mayFail
+  for (const { argv, mayFail } of decision.commands)
+    isDone &&= !isInterrupted && ((await run(argv)) || mayFail)
   if (!isDone || !SERVERS.some((program) => find(program) !== undefined)) {
     const why = 'it was not installed; the reason stands above'
-    return [renderServerRequest({ why, command: decision.command })]
+    return [renderServerRequest({ why, command: decision.command }, where)]
   }
   if (decision.after.length > 0) {
     say('its own system service is stopped and disabled: Turnpike starts a private Redis instead.')
@@ -159,10 +171,11 @@ function say(text) {
 /** True when it ended well. Its output is shown. */
 async function run([program = '', ...args], options = {}, onSpawn = (_pid) => {}) {
   console.error(`  ${[program, ...args].join(' ')}`)
-  child = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'], ...options })
-  if (child.pid !== undefined) onSpawn(child.pid)
+  const running = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'], ...options })
+  child = { process: running, program, isNpm: program === 'npm' }
+  if (running.pid !== undefined) onSpawn(running.pid)
   try {
-    const [code] = await once(child, 'close')
+    const [code] = await once(running, 'close')
     return code === 0
   } catch (error) {
     console.error(`  ${error.message}`)
