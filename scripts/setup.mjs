@@ -77,14 +77,18 @@ async function preparePackages() {
 }
 
 async function installPackages() {
-  const { type, why, wantedStamp } = lookAtPackages()
+  const { type, why, wantedStamp, installed } = lookAtPackages()
   if (type === 'ready') return [] // By someone else, in the meantime.
-  if (type === 'install') {
-    say(`${why}: running npm ci, which takes up to a minute.`)
+  if (type === 'install' || !isOnDisk(installed)) {
+    say(
+      `${why ?? 'the packages are not those of package-lock.json'}: running npm ci, which takes up to a minute.`,
+    )
     // A removal of the old packages that is interrupted must not look like a whole installation.
     for (const file of [stampFile, hiddenLock]) rmSync(file, { force: true })
     if (!(await runNpmCi()) && (isInterrupted || !(await runNpmCi())))
-      return ['The packages were not installed; what npm said stands above. Run: npm ci']
+      return [
+        'The packages were not installed; what npm said stands above. Is the network there? Run: npm ci',
+      ]
   }
   dropForeignNode()
   writeFileSync(stampFile, wantedStamp)
@@ -94,14 +98,22 @@ async function installPackages() {
 function lookAtPackages() {
   const lockText = readFileSync(join(root, 'package-lock.json'), 'utf8')
   const wantedStamp = `${createHash('sha256').update(lockText).digest('hex')} ${platform}`
+  const installed = parse(readIfThere(hiddenLock))
   const decision = decidePackages({
     folder: kindOf(modules),
     lock: parse(lockText) ?? {}, // Of one that is broken npm tells more.
-    installed: parse(readIfThere(hiddenLock)),
+    installed,
     stamp: readIfThere(stampFile),
     wantedStamp,
   })
-  return { ...decision, wantedStamp }
+  return { ...decision, wantedStamp, installed }
+}
+
+/** `npm install --package-lock-only` notes in the hidden lock what it has not installed. */
+function isOnDisk(installed) {
+  return Object.entries(installed.packages ?? {}).every(
+    ([path, { version }]) => parse(readIfThere(join(root, path, 'package.json')))?.version === version,
+  )
 }
 
 function runNpmCi() {

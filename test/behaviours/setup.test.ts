@@ -1,7 +1,15 @@
 // The set-up on a machine that lacks things: run as npm does, in a copy of the project, on a PATH of stand-ins for npm
 // and the package managers that note how they were called. What it decides in each case is in scripts/setup-decisions.test.mjs.
 
-import { existsSync, mkdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs'
 import path from 'node:path'
 import { afterEach, beforeEach, describe, expect, test } from 'vitest'
 import { type BareMachine, createBareMachine, INSTALLS, NPM } from '../support/bare-machine.ts'
@@ -87,6 +95,14 @@ describe('packages', () => {
 
   test('of somebody’s own installation are taken as they are', () => {
     rmSync(path.join(machine.root, 'node_modules', '.turnpike-setup'))
+    expect(npmRan()).toBe(false)
+  })
+
+  test('of a hidden lock that tells more than is there are installed', () => {
+    // As after `npm install --package-lock-only`.
+    changeLock()
+    copyFileSync(lockFile(), path.join(machine.root, 'node_modules', '.package-lock.json'))
+    expect(npmRan()).toBe(true)
     expect(npmRan()).toBe(false)
   })
 

@@ -26,9 +26,15 @@ const FILES = [
     .map((name) => `scripts/${name}`),
 ]
 
+const UNPACKS = `
+const { mkdirSync, readFileSync, writeFileSync } = require("node:fs")
+for (const [path, { version }] of Object.entries(JSON.parse(readFileSync("package-lock.json")).packages)) {
+  if (path === "") continue
+  mkdirSync(path, { recursive: true })
+  writeFileSync(path + "/package.json", JSON.stringify({ version }))
+}`
 /** Ends like npm: the hidden lock last. The Node that it brings is the one that runs this. */
-export const NPM =
-  'rm -rf node_modules; mkdir -p node_modules/.bin; ln -s "$NODE" node_modules/.bin/node; cp package-lock.json node_modules/.package-lock.json'
+export const NPM = `rm -rf node_modules; mkdir -p node_modules/.bin; ln -s "$NODE" node_modules/.bin/node; "$NODE" -e '${UNPACKS}'; cp package-lock.json node_modules/.package-lock.json`
 export const INSTALLS =
   'case "$*" in *redis*) echo "#!/bin/sh" > "$BIN/redis-server"; chmod +x "$BIN/redis-server";; esac'
 
