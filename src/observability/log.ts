@@ -1,13 +1,19 @@
 // Logs: JSON lines with ids. Secrets and message text never reach a log; what could hold them is redacted here.
 
-import { type Logger, pino } from 'pino'
+import { type Logger, type LoggerOptions, pino } from 'pino'
 
 export type { Logger }
 
 const REDACTED = ['authorization', 'cookie', 'apiKey', 'text', 'content', 'input', 'system', 'delta', 'reply']
 
+/** Of lines that stdout has not taken. */
+const MAX_WAITING_BYTES = 1_048_576
+
+/** To stdout. Lines that it does not take (its terminal was closed, its disk is full) are lost, and nothing else is. */
 export function createLog(level: string): Logger {
-  return pino({
+  const stdout = pino.destination({ fd: 1, sync: true, maxLength: MAX_WAITING_BYTES })
+  stdout.on('error', () => {})
+  const options: LoggerOptions = {
     level,
     base: null,
     timestamp: pino.stdTimeFunctions.isoTime,
@@ -20,7 +26,8 @@ export function createLog(level: string): Logger {
       ],
       censor: '[redacted]',
     },
-  })
+  }
+  return pino(options, stdout)
 }
 
 /**

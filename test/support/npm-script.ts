@@ -22,6 +22,10 @@ export interface NpmScript {
   printed(pattern: RegExp): Promise<RegExpExecArray>
   /** To everything in the foreground, as Ctrl-C does. */
   signalGroup(name: NodeJS.Signals): void
+  /** Nobody takes its output any more. */
+  stopReading(): void
+  /** As a terminal that is closed: nobody reads, and SIGHUP goes to everything. */
+  hangUp(): void
   /** To npm alone. */
   signal(name: NodeJS.Signals): void
   /** Command lines of the processes that are still there. */
@@ -62,6 +66,10 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
     forget()
     return { code: code as number | null, signal: signal as NodeJS.Signals | null }
   })
+  const stopReading = (): void => {
+    child.stdout?.destroy()
+    child.stderr?.destroy()
+  }
   const left = () => processesWith([mark, folder])
   return {
     pid,
@@ -69,6 +77,11 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
     folder,
     ended,
     signalGroup: (name) => void process.kill(-pid, name),
+    stopReading,
+    hangUp() {
+      stopReading()
+      process.kill(-pid, 'SIGHUP')
+    },
     signal: (name) => void child.kill(name),
     left: () => left().map(({ command }) => command),
     close() {
