@@ -19,7 +19,7 @@ ENV NODE_ENV=production HOST=0.0.0.0 PORT=8080
 EXPOSE 8080
 USER 1000:1000
 
-# A gateway's; a worker has no door to knock at, and docker-compose.yml turns this off for it.
+# Both roles: a worker listens for this, and for its metrics, because PORT is set.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
   CMD ["node", "-e", "fetch(`http://127.0.0.1:${process.env.PORT}/readyz`).then(({ ok }) => process.exit(ok ? 0 : 1), () => process.exit(1))"]
 

@@ -13,6 +13,11 @@ declare module 'fastify' {
   interface FastifyContextConfig {
     /** The scope that a route needs; `open` for everyone. */
     access?: Scope | 'open'
+    /**
+     * For people with a browser, which sends no key by itself: it is told to ask for one, as the password of HTTP Basic. For
+     * pages that only show something: what browsers send along by themselves must not be able to do anything.
+     */
+    takesBasic?: true
   }
   interface FastifyRequest {
     credential: Credential | null
@@ -44,7 +49,7 @@ export const authPlugin = fastifyPlugin(
       },
       methods: ['GET', 'POST', 'DELETE'],
       allowedHeaders: ['authorization', 'content-type', 'idempotency-key', 'last-event-id'],
-      exposedHeaders: ['location', 'retry-after', 'turnpike-turn'],
+      exposedHeaders: ['location', 'retry-after', 'turnpike-turn', 'x-request-id'],
       maxAge: 600,
       strictPreflight: false,
     })
@@ -55,19 +60,24 @@ export const authPlugin = fastifyPlugin(
       if (needed === 'open' || request.is404) return
       const sent = secretOf(request)
       const found = sent && (await access[sent.as](sent.secret))
+      const refuse = (detail: string): never => {
+        reply.header('www-authenticate', challengesOf(request))
+        throw new GatewayError('unauthorized', detail)
+      }
       // Before there are keys, whoever is here is the operator; who shows a key or a token all the same is its owner.
       const credential = found || ((await access.hasKeys()) ? undefined : OPERATOR)
-      if (!credential) {
-        reply.header('www-authenticate', 'Bearer realm="turnpike"')
-        throw new GatewayError(
-          'unauthorized',
+      if (!credential)
+        return refuse(
           sent
             ? 'This key or token is not known, was revoked, or has expired.'
             : 'Send an API key as `Authorization: Bearer …`, or a browser token as ?token=….',
         )
+      if (!hasScope(credential, needed)) {
+        const detail = `This key or token lacks the scope ${needed}.`
+        // A browser would keep a key that is not refused, and never ask for a better one.
+        if (sent?.isBasic) return refuse(detail)
+        throw new GatewayError('forbidden', detail)
       }
-      if (!hasScope(credential, needed))
-        throw new GatewayError('forbidden', `This key or token lacks the scope ${needed}.`)
       request.credential = credential
     })
   },
@@ -90,17 +100,42 @@ function isLoopbackOrigin(origin: string): boolean {
   return match?.[1] !== undefined && LOOPBACK.test(match[1])
 }
 
+interface Sent {
+  as: 'authenticate' | 'authenticateToken'
+  secret: string
+  isBasic?: true
+}
+
 /**
  * The header is for programs; the query is for EventSource and WebSocket, which cannot set headers. Long-lived keys do
  * not belong into URLs, which end up in logs: from there only tokens are taken.
  */
-function secretOf(
-  request: FastifyRequest,
-): { as: 'authenticate' | 'authenticateToken'; secret: string } | undefined {
+function secretOf(request: FastifyRequest): Sent | undefined {
   const header = request.headers.authorization
-  if (header !== undefined) return { as: 'authenticate', secret: /^Bearer +(\S+)$/i.exec(header)?.[1] ?? '' }
+  const basic = header === undefined ? undefined : /^Basic +(\S*)$/i.exec(header)?.[1]
+  if (basic !== undefined && mayShowBasic(request))
+    return { as: 'authenticate', secret: passwordOf(basic), isBasic: true }
+  // Elsewhere it is no key, whatever it holds: a browser sends it along unasked once it was asked for it.
+  if (header !== undefined && basic === undefined)
+    return { as: 'authenticate', secret: /^Bearer +(\S+)$/i.exec(header)?.[1] ?? '' }
   const { token } = request.query as { token?: unknown }
   return token === undefined ? undefined : { as: 'authenticateToken', secret: String(token) }
+}
+
+function mayShowBasic({ method, routeOptions }: FastifyRequest): boolean {
+  return routeOptions.config.takesBasic === true && (method === 'GET' || method === 'HEAD')
+}
+
+/** RFC 7617: base64 of `<user>:<password>`; the user may be anything, a colon excepted. */
+function passwordOf(basic: string): string {
+  const text = Buffer.from(basic, 'base64').toString('utf8')
+  const colon = text.indexOf(':')
+  return colon === -1 ? '' : text.slice(colon + 1)
+}
+
+function challengesOf(request: FastifyRequest): string[] {
+  const bearer = 'Bearer realm="turnpike"'
+  return mayShowBasic(request) ? [bearer, 'Basic realm="turnpike", charset="UTF-8"'] : [bearer]
 }
 
 /** The verified caller; throws on a route that let nobody in, which is a fault of ours. */

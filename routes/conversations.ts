@@ -66,7 +66,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
     },
     async (request, reply) => {
       const { body, params } = request
-      const of = keyOf(request, params.id)
+      checkConversation(request, params.id)
       const message = {
         conversation: params.id,
         authority: authorityOf(request),
@@ -81,7 +81,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
         if (acceptsEvents(request.headers.accept)) {
           const record = await reads.turn(accepted.turn)
           const follower = await gateway.follow({
-            of,
+            of: keyOf(request, params.id),
             conversation: params.id,
             cursor: { type: 'start' },
             turn: record ?? { id: accepted.turn, queuedSeq },

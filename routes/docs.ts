@@ -58,13 +58,39 @@ export const openApiPlugin = fastifyPlugin(async (app: FastifyInstance) => {
   })
 })
 
+/** The page needs its own scripts and what it shows, and nothing from anywhere else; no other page may frame it. */
+const POLICY = {
+  'default-src': ["'none'"],
+  'script-src': ["'self'"],
+  'style-src': ["'self'", "'unsafe-inline'"],
+  'img-src': ["'self'", 'data:'],
+  'connect-src': ["'self'"],
+  'base-uri': ["'none'"],
+  'form-action': ["'none'"],
+  'frame-ancestors': ["'none'"],
+}
+
 export const docsRoutes = async (app: FastifyInstance): Promise<void> => {
+  app.addHook('onRoute', (route) => {
+    route.config = { ...route.config, takesBasic: true }
+  })
+  app.addHook('onSend', async (_request, reply) => {
+    reply.headers({ 'x-content-type-options': 'nosniff', 'referrer-policy': 'no-referrer' })
+  })
   app.get('/openapi.yaml', { config: { access: 'open' }, schema: { hide: true } }, async (_request, reply) =>
     reply.type('application/yaml').send(toYaml(app)),
   )
   await app.register(swaggerUi, {
     routePrefix: '/docs',
-    uiConfig: { deepLinking: true, docExpansion: 'list', tryItOutEnabled: true },
+    uiConfig: {
+      // Without a bar on top that offers to load any URL.
+      layout: 'BaseLayout',
+      deepLinking: true,
+      docExpansion: 'list',
+      tryItOutEnabled: true,
+      validatorUrl: null,
+    },
+    staticCSP: POLICY,
     theme: { title: 'Turnpike API' },
   })
 }

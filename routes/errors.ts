@@ -1,6 +1,7 @@
 // The one translation of errors to HTTP: RFC 9457 problem JSON with a stable code, `retry-after` where a repeat may
 // help, and nothing of our insides at 5xx.
 
+import { STATUS_CODES } from 'node:http'
 import type { Socket } from 'node:net'
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify'
 import { ERROR_STATUS, type ErrorCode, GatewayError } from '../src/vocabulary/errors.ts'
@@ -71,13 +72,16 @@ export function sendProblem(reply: FastifyReply, refusal: GatewayError): Fastify
     .send(JSON.stringify(toProblem(refusal.code, refusal.message)))
 }
 
-/** For bytes that are no HTTP request, or one whose head is too large: there is no reply to send it with. */
+/** For bytes that are no HTTP request, a head that is too large, or one that does not end: there is no reply to use. */
 export function refuseConnection(error: Error & { code?: string }, socket: Socket): void {
   if (socket.writable && error.code !== 'ECONNRESET') {
-    const body = JSON.stringify(
-      toProblem('invalid_request', 'This is no HTTP request, or its path and headers are too large.'),
-    )
-    const head = `HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/problem+json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`
+    const problem =
+      error.code === 'ERR_HTTP_REQUEST_TIMEOUT'
+        ? toProblem('request_timeout', 'The request did not come in time.')
+        : toProblem('invalid_request', 'This is no HTTP request, or its path and headers are too large.')
+    const body = JSON.stringify(problem)
+    const line = `HTTP/1.1 ${problem.status} ${STATUS_CODES[problem.status]}`
+    const head = `${line}\r\nconnection: close\r\ncontent-type: application/problem+json\r\ncontent-length: ${Buffer.byteLength(body)}\r\n\r\n`
     socket.write(head + body)
   }
   socket.destroySoon()

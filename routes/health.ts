@@ -49,7 +49,7 @@ export const healthRoutes: FastifyPluginAsyncZod<{
   app.get(
     '/metrics',
     {
-      config: { access: 'admin' },
+      config: { access: 'admin', takesBasic: true },
       schema: {
         tags: ['operations'],
         summary: 'Prometheus metrics',

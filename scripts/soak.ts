@@ -1,9 +1,15 @@
-// `npm run soak`: every behaviour at its full count, then a report with what was measured, for docs/soak/.
+// `npm run soak`: behaviours at their full counts, all of them or those of a suite below, then a report with what was
+// measured, for docs/soak/.
 
 import { spawn } from 'node:child_process'
 import { mkdirSync, readFileSync, writeFileSync } from 'node:fs'
 import { cpus, totalmem } from 'node:os'
 import { join } from 'node:path'
+
+/** Beginnings of file names in test/behaviours; a report of any other name is of all of them. */
+const SUITES: Record<string, string[]> = {
+  'access-and-streams': ['access-', 'limits-', 'socket-', 'stream-', 'rest-bodyless'],
+}
 
 const root = join(import.meta.dirname, '..')
 const name = process.argv[2]
@@ -15,6 +21,7 @@ const folder = join(root, 'docs', 'soak')
 mkdirSync(folder, { recursive: true })
 const json = join(root, 'node_modules', '.soak.json')
 
+const only = SUITES[name]?.map((beginning) => `test/behaviours/${beginning}`) ?? []
 const beganAt = Date.now()
 const figures: string[] = []
 const child = spawn(
@@ -27,6 +34,7 @@ const child = spawn(
     '--reporter=default',
     '--reporter=json',
     `--outputFile.json=${json}`,
+    ...only,
   ],
   { cwd: root, env: { ...process.env, TURNPIKE_SOAK: '1' }, stdio: ['ignore', 'pipe', 'inherit'] },
 )
@@ -71,7 +79,7 @@ function toMarkdown(report: Report, figureLines: string[], durationMs: number): 
     `# Soak: ${name}`,
     '',
     `${new Date(beganAt).toISOString().slice(0, 10)}, Node ${process.version}, ${cpus().length} cores, ${Math.round(totalmem() / 2 ** 30)} GiB, ${(durationMs / 60_000).toFixed(1)} minutes: **${report.numPassedTests} passed, ${report.numFailedTests} failed**.`,
-    `Made by \`npm run soak -- ${name}\`: the behaviours of \`test/behaviours\` at their full counts.`,
+    `Made by \`npm run soak -- ${name}\`: ${only.length === 0 ? 'the behaviours of `test/behaviours`' : only.map((each) => `\`${each}*\``).join(', ')} at their full counts.`,
     '',
     '| figure | measured |',
     '|---|---|',

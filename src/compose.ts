@@ -124,11 +124,14 @@ export async function compose(options: ComposeOptions) {
         mailboxLimit,
         rate: config.limits.rate,
         isStoreFull: memory.isFull,
-        onAccept: (result, durationMs) => {
-          metrics.accepts.inc({ result })
+        onAccept: (reply, durationMs, cid) => {
+          metrics.accepts.inc({ result: reply.type })
           metrics.acceptSeconds.observe(durationMs / 1000)
+          const turn = 'turn' in reply ? { turn: reply.turn } : {}
+          log.debug({ cid, ...turn, result: reply.type }, 'a message came')
         },
-        onWakeFailed: (error) => log.debug(toLoggable(error), 'a wake-up failed; the sweep makes it good'),
+        onWakeFailed: (error, cid) =>
+          log.debug({ ...toLoggable(error), cid }, 'a wake-up failed; the sweep makes it good'),
         onStep,
       }),
     addNote: (
@@ -136,7 +139,8 @@ export async function compose(options: ComposeOptions) {
       note: NewNote,
       key: string | undefined,
     ) => addNote(of, note, key, { conversations, keys, notesLimit: config.limits.notes, nowMs }),
-    cancel: (turn: Parameters<typeof cancelTurn>[0]) => cancelTurn(turn, conversations),
+    cancel: (turn: Parameters<typeof cancelTurn>[0]) =>
+      cancelTurn(turn, conversations, () => metrics.turns.inc({ status: 'cancelled' })),
     follow: (following: FollowOptions) => hub.follow(following),
     untilEnded: (turn: string, timeoutMs: number, signal: AbortSignal) =>
       untilEnded(turn, timeoutMs, signal, { hub, reads, keys }),
@@ -153,7 +157,7 @@ export async function compose(options: ComposeOptions) {
   const workerScheduler = createTurnScheduler(keys, worker, storeTrouble)
   const workerAccess = createAccess({ ...accessOptions, keys: createApiKeys(worker, config.keyPrefix) })
   const firstSights = new Map<string, number>()
-  const providers = createProviders({ ...config.models, openai: config.openai })
+  const providers = createProviders({ ...config.models, credentials: config.credentials })
 
   const turns = {
     config,
@@ -176,7 +180,7 @@ export async function compose(options: ComposeOptions) {
           redis: worker,
           leaseMs: config.queue.lockDurationMs,
           retention: config.retention,
-          onTrouble: (error) => log.error(toLoggable(error), 'a lease could not be renewed'),
+          onTrouble: (error) => log.error({ ...toLoggable(error), cid }, 'a lease could not be renewed'),
           onStep,
         },
         running,
@@ -192,12 +196,23 @@ export async function compose(options: ComposeOptions) {
         limits: config.models,
         windowMs: () => coalesceWindowMs({ runningTurns: running.count(), lagMs: lag.lagMs() }),
         onStep,
-        onFirstToken: (sinceStartMs) => metrics.firstTokenSeconds.observe(sinceStartMs / 1000),
-        onTurnEnd: (end) => {
-          metrics.turns.inc({ status: end.type === 'ended' ? end.status : end.type })
+        measure: {
+          queued: (ms) => metrics.queueWaitSeconds.observe(ms / 1000),
+          context: (ms) => metrics.contextSeconds.observe(ms / 1000),
+          firstToken: (ms) => metrics.firstTokenSeconds.observe(ms / 1000),
+          usage: (model, { inputTokens, cachedInputTokens, outputTokens }) => {
+            metrics.inputTokens.inc({ model }, inputTokens)
+            metrics.cachedInputTokens.inc({ model }, cachedInputTokens)
+            metrics.outputTokens.inc({ model }, outputTokens)
+          },
+        },
+        onTurnEnd: (end, of) => {
+          const status = end.type === 'ended' ? end.status : end.type
+          metrics.turns.inc({ status })
+          log.debug({ ...of, status }, 'a turn ended here')
           if (end.type === 'ended' && end.failure) {
             const { error, ...where } = end.failure
-            log.warn({ ...where, code: error.code, reason: error.message }, 'a turn failed')
+            log.warn({ cid, ...where, code: error.code, reason: error.message }, 'a turn failed')
           }
         },
         onTakeOver: () => metrics.takeOvers.inc(),
@@ -206,7 +221,12 @@ export async function compose(options: ComposeOptions) {
       }),
     sweep: createSweep({ redis: worker, maxQueueMs }),
     /** Ends a turn whose time to wait is over; leaves any other alone. */
-    expire: (cid: string, turn: string) => workerConversations.expire(keys.fromCid(cid), turn),
+    async expire(cid: string, turn: string): Promise<void> {
+      const expired = await workerConversations.expire(keys.fromCid(cid), turn)
+      if (!expired) return
+      metrics.turns.inc({ status: 'expired' })
+      log.debug({ cid, turn, status: 'expired' }, 'a turn ended here')
+    },
     onTrouble: storeTrouble,
     /** No turn is started after this. */
     stop: () => stopping.abort(),

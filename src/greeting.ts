@@ -2,15 +2,19 @@
 
 import type { Config } from './config.ts'
 
-/** `url` is where the gateway listens; undefined for a worker. */
+/** `url` is where it listens; undefined for a worker without PORT. */
 export function greeting(url: string | undefined, config: Config): string {
-  const at = config.openai.baseUrl === undefined ? '' : ` (${config.openai.baseUrl})`
+  const at = config.credentials.openai.baseUrl === undefined ? '' : ` (${config.credentials.openai.baseUrl})`
   const models = [...config.agents.values()].map(({ name, provider, route }) =>
     provider === 'demo' ? `${name}: the built-in demo` : `${name}: ${route}${at}`,
   )
   const answering = config.role === 'gateway' ? [] : [`Agents answer with: ${models.join(', ')}.`]
-  if (url === undefined)
-    return ['Turnpike works off the turns of its Redis.', ...answering, 'Ctrl-C stops it.'].join('\n')
+  if (config.role === 'worker' || url === undefined) {
+    const health = url === undefined ? [] : [`How it is: ${url}/readyz and ${url}/metrics.`]
+    return ['Turnpike works off the turns of its Redis.', ...answering, ...health, 'Ctrl-C stops it.'].join(
+      '\n',
+    )
+  }
   const key = config.keys.length > 0 ? ` -H 'authorization: Bearer <your key>'` : ''
   return [
     `Turnpike listens on ${url}. Try:`,

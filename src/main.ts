@@ -1,9 +1,10 @@
 // The process: configuration, store, gateway and worker by role, doors, drain. `start` is also what tests run.
 
-import { createServer } from '../routes/server.ts'
+import type { DoorOptions } from '../routes/door.ts'
+import { createHealthServer, createServer } from '../routes/server.ts'
 import { startSweeper } from '../workers/sweeper.ts'
 import { startTurnWorker } from '../workers/turn-worker.ts'
-import { compose } from './compose.ts'
+import { compose, type Turnpike } from './compose.ts'
 import { type Config, ConfigError, loadConfig, type TurnpikeConfig } from './config.ts'
 import { greeting } from './greeting.ts'
 import { createLog, type Logger, toLoggable } from './observability/log.ts'
@@ -17,6 +18,8 @@ export interface StartOptions {
   cwd: string
   /** Stands for `turnpike.config.ts`. */
   config?: TurnpikeConfig
+  /** True where people read the log as it comes. */
+  isTerminal?: boolean
   /** Called between the steps of accepts and turns; tests put failpoints there. */
   onStep?: (name: string) => void | Promise<void>
 }
@@ -24,7 +27,7 @@ export interface StartOptions {
 export interface Running {
   config: Config
   log: Logger
-  /** Where the gateway listens; undefined for a worker. */
+  /** Where it listens: a gateway for everything, a worker for its health. Undefined for a worker without PORT. */
   url: string | undefined
   runningTurns(): number
   /** Stops intake, ends streams, lets turns end or hands them over, stops the embedded Redis. */
@@ -36,7 +39,7 @@ export interface Running {
 /** Rejects with what to do about it: a ConfigError, a data directory in use, a store that does not answer. */
 export async function start(options: StartOptions): Promise<Running> {
   const config = await loadConfig(options.env, options.cwd, options.config)
-  const log = createLog(config.logLevel)
+  const log = await createLog({ level: config.logLevel, isPretty: options.isTerminal ?? false })
   const embedded =
     config.redisUrl === undefined ? await startEmbeddedRedis({ dataDir: config.dataDir, log }) : undefined
   const target: RedisTarget = embedded ? { socketPath: embedded.socketPath } : { url: config.redisUrl ?? '' }
@@ -49,6 +52,8 @@ export async function start(options: StartOptions): Promise<Running> {
   }
 }
 
+/** For the few small answers that may be under way as a worker ends. */
+const HEALTH_GRACE_MS = 500
 const LOOPBACK = new Set(['127.0.0.1', '::1', 'localhost'])
 
 async function open(
@@ -60,26 +65,21 @@ async function open(
 ): Promise<Running> {
   const turnpike = await compose({ config, target, log, ...(onStep && { onStep }) })
   const isWorker = config.role !== 'gateway'
-  const isOpen = config.role !== 'worker' && !(await turnpike.gateway.access.hasKeys())
-  if (isOpen && !LOOPBACK.has(config.host)) {
-    await turnpike.close()
-    throw new ConfigError(
-      `HOST=${config.host}: without API keys Turnpike listens on this machine only. Set TURNPIKE_API_KEYS, or make a key with: npm run turnpike -- keys create --tenant main`,
-    )
-  }
   let stopping = false
-  const server =
-    config.role === 'worker'
-      ? undefined
-      : await createServer({
-          gateway: turnpike.gateway,
-          isStopping: () => stopping,
-          onBug: (error, where) =>
-            log.error({ ...toLoggable(error), ...where }, 'a request met a fault of ours'),
-        })
+  const door: DoorOptions = {
+    gateway: turnpike.gateway,
+    isStopping: () => stopping,
+    onBug: (error, where) => log.error({ ...toLoggable(error), ...where }, 'a request met a fault of ours'),
+    onAnswered: log.isLevelEnabled('debug') ? (line) => log.debug(line, 'a request was answered') : undefined,
+  }
+  let server: Server | undefined
   try {
+    const host = await hostFor(config, turnpike, log)
+    if (config.role !== 'worker') server = await createServer(door)
+    else if (config.port !== undefined) server = await createHealthServer(door)
     if (isWorker) await turnpike.turns.prepare()
-    const url = await server?.listen({ host: config.host, port: config.port }).catch(explainPort(config.port))
+    const { port = 0 } = config
+    const url = await server?.listen({ host, port }).catch(explainPort(config))
     // Last, since nothing can fail after it: a process that does not come up must run no turns.
     const worker = isWorker ? startTurnWorker(turnpike.turns) : undefined
     const sweeper = isWorker ? startSweeper(turnpike.turns) : undefined
@@ -94,7 +94,10 @@ async function open(
         turnpike.turns.stop()
         // Side by side, so that all of it fits into the one time of grace.
         const { graceMs } = config.shutdown
-        await Promise.all([closeServer(server, graceMs), sweeper?.close(), worker?.close(graceMs)])
+        const turns = Promise.all([sweeper?.close(), worker?.close(graceMs)])
+        // Who looks after a worker may ask what it is doing until it has done it.
+        if (config.role === 'worker') await turns
+        await Promise.all([closeServer(server, config.role === 'worker' ? HEALTH_GRACE_MS : graceMs), turns])
         await turnpike.close()
         await stopRedis()
       },
@@ -107,9 +110,31 @@ async function open(
   }
 }
 
-function explainPort(port: number): (error: NodeJS.ErrnoException) => never {
+/**
+ * Where to listen. Without keys on this machine only: a gateway refuses any other HOST, whose clients would wait in vain.
+ * A worker does its work whoever may look at it, and takes the nearest address instead.
+ */
+async function hostFor({ role, host, port }: Config, { gateway }: Turnpike, log: Logger): Promise<string> {
+  if (port === undefined) return host
+  // Asked in any case: once it is known, health is told while the store is away as well.
+  const hasKeys = await gateway.access.hasKeys()
+  if (LOOPBACK.has(host) || hasKeys) return host
+  if (role !== 'worker')
+    throw new ConfigError(
+      `HOST=${host}: without API keys Turnpike listens on this machine only. Set TURNPIKE_API_KEYS, or make a key with: npm run turnpike -- keys create --tenant main`,
+    )
+  log.warn(
+    `HOST=${host} is not used: without API keys a worker tells its health on 127.0.0.1 only. Give it the TURNPIKE_API_KEYS of its gateways`,
+  )
+  return '127.0.0.1'
+}
+
+function explainPort({ role, port }: Config): (error: NodeJS.ErrnoException) => never {
   return (error) => {
-    if (error.code === 'EADDRINUSE') throw new ConfigError(`Port ${port} is taken. Set PORT to another one.`)
+    if (error.code === 'EADDRINUSE')
+      throw new ConfigError(
+        `Port ${port} is taken. Set PORT to another one${role === 'worker' ? ', or leave it out: a worker needs none' : ''}.`,
+      )
     if (error.code === 'EACCES')
       throw new ConfigError(`Port ${port} needs more rights. Set PORT to one above 1023.`)
     throw error
@@ -144,7 +169,7 @@ async function main(): Promise<void> {
   // The terminal was closed.
   process.on('SIGHUP', stop)
   try {
-    running = await start({ env: process.env, cwd: process.cwd() })
+    running = await start({ env: process.env, cwd: process.cwd(), isTerminal: process.stdout.isTTY === true })
   } catch (error) {
     const message = error instanceof Error ? error.message : String(error)
     const known = error instanceof ConfigError || (error instanceof Error && error.name === 'GatewayError')

@@ -109,7 +109,7 @@ const HOMES: { packages: RegExp; home: RegExp; rule: string }[] = [
     rule: "a vendor's SDK appears only in its src/providers/<name>.ts",
   },
   {
-    packages: /^(prom-client|pino)$/,
+    packages: /^(prom-client|pino|pino-pretty)$/,
     home: /^src\/observability\//,
     rule: 'pino and prom-client appear only in src/observability/',
   },

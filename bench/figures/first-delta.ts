@@ -1,81 +1,38 @@
-// Figure 4: on an idle system, the time from sending a message to its first delta at a subscriber, against the bare
-// path through BullMQ: add, processor, PUBLISH, subscriber.
+// Figure 4: on an idle system, the time from accepting a message to its first delta at a subscriber, against the bare
+// path through BullMQ: add, processor, PUBLISH, subscriber. Beside it, what a client sees: from its POST to the first
+// delta in its event stream.
 
 import { once } from 'node:events'
 import { Agent, type IncomingMessage, request } from 'node:http'
-import { Queue } from 'bullmq'
-import { Redis } from 'ioredis'
-import { BASE, type Bench, type Measured, until } from '../support/bench.ts'
+import { type Bench, type Measured, settingsOf } from '../support/bench.ts'
 import { measureRounds, medianOf, percentileOf, toShort } from '../support/rounds.ts'
 
 const PROBES = 150
+const QUEUE = 'raw'
 
 export async function measureFirstDelta(bench: Bench): Promise<Measured> {
-  const config = { models: { demoDelayMs: 0 } }
-  const gateway = await bench.turnpike('gateway', { config })
-  await bench.turnpike('worker', { config })
-  await bench.start('raw-jobs', { redisUrl: bench.redisUrl, name: 'raw', concurrency: 50 })
   const probes = bench.isQuick ? 30 : PROBES
-
-  const subscriber = new Redis(bench.redisUrl)
-  const connection = new Redis(bench.redisUrl, { maxRetriesPerRequest: null })
-  const queue = new Queue('raw', { connection })
-  const heard = createHeard()
-  const agent = new Agent({ keepAlive: true, maxSockets: 1 })
-  const conversation = `${gateway.url}/v1/conversations/probe`
-  const stream = await openStream(`${conversation}/events`)
+  await bench.turnpike('worker')
+  await bench.start('raw-jobs', { redisUrl: bench.redisUrl, name: QUEUE, concurrency: 50 })
+  const probe = await bench.start('probe', { ...settingsOf(bench.redisUrl, 'gateway'), queueName: QUEUE })
+  const gateway = await bench.turnpike('gateway')
+  const client = await openClient(`${gateway.url}/v1/conversations/client`)
+  const atClient: number[] = []
+  const median = async (way: 'accept' | 'add'): Promise<number> => {
+    const times = await probe.call<number[]>(way, { probes })
+    bench.say(`  ${way}: p50 ${toShort(medianOf(times))} ms, p95 ${toShort(percentileOf(times, 95))}`)
+    return medianOf(times)
+  }
   try {
-    stream.setEncoding('utf8')
-    stream.on('data', (text: string) => {
-      if (text.includes('event: text.delta')) heard.tell('sse')
-      if (text.includes('event: turn.completed')) heard.tell('ended')
-    })
-    await say(`${conversation}/messages`, agent)
-    await until('the first answer', async () => (await bench.redis.zcard(`${BASE}pending`)) === 0)
-    const [log] = await bench.redis.keys(`${BASE}c:*:events`)
-    await subscriber.subscribe('answers', `${log?.replace(/:events$/, '')}:live`)
-    subscriber.on('message', (channel, message) => {
-      if (channel === 'answers' || / text\.delta /.test(message.slice(0, 40))) heard.tell('redis')
-    })
-
-    const atRedis: number[] = []
-    const atSse: number[] = []
     const ours = async (): Promise<number> => {
-      const redisTimes: number[] = []
-      const sseTimes: number[] = []
-      for (let i = 0; i < probes; i++) {
-        const [redis, sse, ended] = [heard.next('redis'), heard.next('sse'), heard.next('ended')]
-        const sentAt = performance.now()
-        const answered = say(`${conversation}/messages`, agent)
-        redisTimes.push((await redis) - sentAt)
-        sseTimes.push((await sse) - sentAt)
-        await Promise.all([answered, ended])
-        await pause()
-      }
-      atRedis.push(medianOf(redisTimes))
-      atSse.push(medianOf(sseTimes))
-      bench.say(
-        `  p50 at Redis ${toShort(medianOf(redisTimes))} ms, at SSE ${toShort(medianOf(sseTimes))} ms, p95 ${toShort(percentileOf(sseTimes, 95))}`,
-      )
-      return medianOf(sseTimes)
+      atClient.push(medianOf(await client.measure(probes)))
+      return median('accept')
     }
-    const base = async (): Promise<number> => {
-      const times: number[] = []
-      for (let i = 0; i < probes; i++) {
-        const redis = heard.next('redis')
-        const sentAt = performance.now()
-        const added = queue.add('job', { channel: 'answers', id: '1' }, { removeOnComplete: true })
-        times.push((await redis) - sentAt)
-        await added
-        await pause()
-      }
-      return medianOf(times)
-    }
-    const measured = await measureRounds({ ...bench, ours, base, unit: 'ms' })
-    const redisRatios = atRedis.slice(1).map((ms, round) => ms / (measured.base[round] ?? Number.NaN))
+    const measured = await measureRounds({ ...bench, ours, base: () => median('add'), unit: 'ms' })
+    const clientRatios = atClient.slice(1).map((ms, round) => ms / (measured.base[round] ?? Number.NaN))
     return {
       id: '4',
-      title: 'idle: message sent → first delta at an SSE follower ÷ raw BullMQ',
+      title: 'idle: accept → first delta at a subscriber ÷ raw BullMQ',
       prototype: '1.0',
       hold: 2,
       aim: 1.25,
@@ -86,34 +43,48 @@ export async function measureFirstDelta(bench: Bench): Promise<Measured> {
       base: measured.base,
       unit: 'ms',
       extra: {
-        'ratio at a Redis subscriber': medianOf(redisRatios),
-        'ms at a Redis subscriber': medianOf(atRedis),
+        'ms from POST to SSE': medianOf(atClient),
+        'ratio from POST to SSE': medianOf(clientRatios),
       },
     }
   } finally {
-    stream.destroy()
-    agent.destroy()
-    await queue.close()
-    connection.disconnect()
-    subscriber.disconnect()
+    client.close()
   }
 }
 
-/** Moments at which something was heard, for whoever waits for the next of its kind. */
-function createHeard() {
+/** Sends messages one after the other and reads their answers from one event stream. */
+async function openClient(conversation: string) {
+  const agent = new Agent({ keepAlive: true, maxSockets: 1 })
+  const stream = await openStream(`${conversation}/events`)
   const waiting = new Map<string, (at: number) => void>()
+  const next = (event: string) => new Promise<number>((resolve) => waiting.set(event, resolve))
+  stream.setEncoding('utf8')
+  stream.on('data', (text: string) => {
+    for (const event of ['text.delta', 'turn.completed'])
+      if (text.includes(`event: ${event}\n`)) {
+        waiting.get(event)?.(performance.now())
+        waiting.delete(event)
+      }
+  })
   return {
-    next: (kind: string) => new Promise<number>((resolve) => waiting.set(kind, resolve)),
-    tell(kind: string): void {
-      waiting.get(kind)?.(performance.now())
-      waiting.delete(kind)
+    /** Times in ms from sending to the first delta. */
+    async measure(probes: number): Promise<number[]> {
+      const times: number[] = []
+      for (let i = 0; i < probes; i++) {
+        const [delta, ended] = [next('text.delta'), next('turn.completed')]
+        const sentAt = performance.now()
+        const answered = say(`${conversation}/messages`, agent)
+        times.push((await delta) - sentAt)
+        await Promise.all([answered, ended])
+        await new Promise((resolve) => setTimeout(resolve, 8))
+      }
+      return times
+    },
+    close() {
+      stream.destroy()
+      agent.destroy()
     },
   }
-}
-
-/** Long enough that whatever a probe left behind has come to rest. */
-function pause(): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, 8))
 }
 
 async function openStream(url: string): Promise<IncomingMessage> {

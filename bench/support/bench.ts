@@ -80,17 +80,7 @@ export async function openBench({ rounds, isQuick, say }: BenchOptions) {
         execArgv?: string[]
       } = {},
     ): Promise<TurnpikePart> {
-      const env = {
-        PORT: '0',
-        LOG_LEVEL: 'error',
-        REDIS_URL: server.url,
-        TURNPIKE_KEY_PREFIX: KEY_PREFIX,
-        TURNPIKE_ROLE: role,
-        ...options.env,
-      }
-      const model = options.model ?? 'demo:'
-      const config = { agents: { main: { model, system: 'You are a test.' } }, ...options.config }
-      const part = await start('turnpike', { env, config }, options.execArgv)
+      const part = await start('turnpike', settingsOf(server.url, role, options), options.execArgv)
       return { ...part, url: await part.call<string>('url') }
     },
     /** Ends the parts of a figure and forgets what they stored. */
@@ -108,6 +98,26 @@ export async function openBench({ rounds, isQuick, say }: BenchOptions) {
       await server.close()
       clearInterval(timer)
     },
+  }
+}
+
+/** What a part that is a Turnpike is started with. */
+export function settingsOf(
+  redisUrl: string,
+  role: 'gateway' | 'worker' | 'all',
+  options: { env?: Record<string, string>; config?: Partial<TurnpikeConfig>; model?: string } = {},
+): { env: Record<string, string>; config: TurnpikeConfig } {
+  const model = options.model ?? 'demo:'
+  return {
+    env: {
+      PORT: '0',
+      LOG_LEVEL: 'error',
+      REDIS_URL: redisUrl,
+      TURNPIKE_KEY_PREFIX: KEY_PREFIX,
+      TURNPIKE_ROLE: role,
+      ...options.env,
+    },
+    config: { agents: { main: { model, system: 'You are a test.' } }, ...options.config },
   }
 }
 

@@ -6,7 +6,15 @@ import { join } from 'node:path'
 import { endWithThisProcess } from '../../test/support/redis.ts'
 import type { UsageReport } from './part.ts'
 
-export type PartName = 'turnpike' | 'echo' | 'raw-jobs' | 'instant-openai' | 'load' | 'sse' | 'followers'
+export type PartName =
+  | 'turnpike'
+  | 'echo'
+  | 'raw-jobs'
+  | 'instant-openai'
+  | 'load'
+  | 'sse'
+  | 'followers'
+  | 'probe'
 
 export interface Part {
   pid: number

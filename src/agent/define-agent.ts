@@ -1,6 +1,8 @@
 // An agent as the user's configuration defines it. `defineAgent` only types the value; config.ts checks it at
 // start-up, so that a mistake stops the process with the key's name.
 
+import type { ProviderName } from '../providers/provider.ts'
+
 /** Text of a file, read once at start-up; the path is relative to the configuration file. */
 export interface FileText {
   type: 'file'
@@ -28,7 +30,7 @@ export interface Agent {
   name: string
   /** `<provider>:<model>`; names the prefix chain. */
   route: string
-  provider: string
+  provider: ProviderName
   model: string
   system: string
   request: { maxTokens?: number; temperature?: number }

@@ -18,8 +18,8 @@ export interface AcceptOptions {
   rate: { burst: number; perMinute: number }
   /** True while the store has too little room left for new work. */
   isStoreFull: () => boolean
-  onAccept: (reply: AcceptReply['type'], durationMs: number) => void
-  onWakeFailed: (error: unknown) => void
+  onAccept: (reply: AcceptReply, durationMs: number, cid: string) => void
+  onWakeFailed: (error: unknown, cid: string) => void
   /** Called between steps; tests put failpoints there. */
   onStep: (name: string) => void | Promise<void>
 }
@@ -44,14 +44,17 @@ export async function accept(inbound: Inbound, options: AcceptOptions): Promise<
     input: inbound.content,
     channel: inbound.replyAddress.channel,
     aliases: inbound.aliases.map((alias) => keys.dedupe(of.shard, of.cid, alias)),
-    digest: digestOf(inbound.sent),
+    // Only a message that can come again is compared with itself.
+    digest: inbound.aliases.length > 0 ? digestOf(inbound.sent) : '',
     rate: inbound.authority.keyId === OPERATOR.keyId ? null : options.rate,
     knownOnly,
   })
   // In the same tick on the same connection: the mailbox is written before the wake-up, in one round trip.
-  const woken = knownOnly ? undefined : scheduler.wake(of.shard, of.cid).catch(options.onWakeFailed)
+  const woken = knownOnly
+    ? undefined
+    : scheduler.wake(of.shard, of.cid).catch((error) => options.onWakeFailed(error, of.cid))
   const reply = await stored
-  options.onAccept(reply.type, performance.now() - begun)
+  options.onAccept(reply, performance.now() - begun, of.cid)
   await options.onStep('accept.stored')
   void woken
   switch (reply.type) {

@@ -69,6 +69,7 @@ export function createAccess({ configured, trustsConfigured, keys, nowMs }: Acce
   let counting: Promise<number> | undefined
   let tokenSecret: Promise<Uint8Array> | undefined
   let watching: NodeJS.Timeout | undefined
+  let isLooking = false
 
   /** False only while there is no key at all: then everyone who gets through to loopback is the operator. */
   async function hasKeys(): Promise<boolean> {
@@ -149,11 +150,15 @@ export function createAccess({ configured, trustsConfigured, keys, nowMs }: Acce
   }
 
   async function look(): Promise<void> {
+    // One at a time, however long a store that hangs makes it.
+    if (isLooking) return
+    isLooking = true
     for (const each of [...watched]) {
       // A store that is away says nothing about a key; the next look asks again.
       if (await isCurrent(each.credential).catch(() => true)) continue
       if (watched.delete(each)) each.onRefused()
     }
+    isLooking = false
   }
 
   return {

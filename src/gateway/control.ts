@@ -70,13 +70,18 @@ function createTurnControl(): TurnControl {
 /**
  * Cancels a turn and tells its status after the call: `cancelled` for one that waited; `running` for one whose owner
  * ends it next; the final status of one that had ended before, which stays as it is.
- * Rejects with `not_found`.
+ * Rejects with `not_found`. `onEnded` is called when the call itself has ended the turn.
  */
-export async function cancelTurn(turn: TurnRecord, conversations: Conversations): Promise<TurnStatus> {
+export async function cancelTurn(
+  turn: TurnRecord,
+  conversations: Conversations,
+  onEnded: () => void,
+): Promise<TurnStatus> {
   if (isEnded(turn.status)) return turn.status
   const reply = await conversations.cancel(turn)
   switch (reply.type) {
     case 'cancelled':
+      onEnded()
       return 'cancelled'
     case 'marked':
       return 'running'

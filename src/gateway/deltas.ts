@@ -2,8 +2,7 @@
 // joined while it is busy and, on a loaded process, over a short window.
 
 import type { Lease } from '../store/lease.ts'
-import type { NewEvent } from '../store/turn-writes.ts'
-import type { Phase } from '../vocabulary/turn.ts'
+import type { Append, NewEvent } from '../store/turn-writes.ts'
 
 type Kind = 'text.delta' | 'reasoning.delta'
 
@@ -11,14 +10,15 @@ export interface DeltaWriter {
   push(kind: Kind, delta: string): void
   /** Resolves when all that was pushed is in the log. Rejects when the lease is lost. */
   flush(): Promise<void>
+  /** What is not in the log yet, once nothing is on its way there; for the caller to write with what follows. */
+  rest(): Promise<Append | undefined>
   /** Text that is in the log, since this writer began. */
   written(): string
 }
 
 export interface DeltaWriterOptions {
   lease: Lease
-  turn: string
-  attempt: number
+  turn: { turn: string; attempt: number }
   /** Ordinal of the text block in the turn, from 0. */
   index: number
   /** How long to gather before the next write, in ms; asked after each one. */
@@ -39,6 +39,10 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
   let pending: { kind: Kind; delta: string }[] = []
   let writing: Promise<void> | undefined
   let flushing = false
+  /** Nothing more is begun: the caller takes the rest. */
+  let held = false
+  /** Ends the window that is open, if one is. */
+  let hurry = (): void => undefined
   let first = true
   let written = ''
   let failed: { error: unknown } | undefined
@@ -47,12 +51,14 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
     const last = pending.at(-1)
     if (last?.kind === kind) last.delta += delta
     else pending.push({ kind, delta })
-    start()
+    // The first leaves at the end of this turn of the event loop, with all that came in it.
+    if (first) setImmediate(start)
+    else start()
   }
 
   /** One drain at a time; what came as one ended begins the next. */
   function start(): void {
-    if (writing || pending.length === 0) return
+    if (writing || held || pending.length === 0) return
     const draining = drain().finally(() => {
       writing = undefined
       start()
@@ -65,27 +71,58 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
   }
 
   async function drain(): Promise<void> {
-    while (pending.length > 0) {
-      const taken = pending
-      pending = []
-      const events = taken.map(
-        ({ kind, delta }): NewEvent => ({ event: kind, data: { index: options.index, delta } }),
-      )
-      const phase: Phase | '' = first ? 'streaming' : ''
+    while (pending.length > 0 && !held) {
+      const append = { ...take(), phase: first ? ('streaming' as const) : ('' as const) }
       first = false
-      const cancelled = await options.lease.appendEvents(options.turn, options.attempt, phase, events)
-      written += taken.map(({ kind, delta }) => (kind === 'text.delta' ? delta : '')).join('')
-      if (cancelled) options.onCancel()
-      const windowMs = flushing ? 0 : options.windowMs()
-      if (windowMs > 0) await new Promise((resolve) => setTimeout(resolve, windowMs))
+      const [reply] = await options.lease.write(options.turn, [append])
+      written += textOf(append)
+      if (reply?.type === 'ok_but_cancelled') options.onCancel()
+      if (!flushing) await gather(options.windowMs())
     }
   }
 
-  async function flush(): Promise<void> {
+  /** Waits for more, or for the end of the answer. */
+  async function gather(windowMs: number): Promise<void> {
+    if (windowMs <= 0) return
+    await new Promise<void>((resolve) => {
+      const timer = setTimeout(resolve, windowMs)
+      hurry = () => {
+        clearTimeout(timer)
+        resolve()
+      }
+    })
+  }
+
+  function take(): Append {
+    const events = pending.map(
+      ({ kind, delta }): NewEvent => ({ event: kind, data: { index: options.index, delta } }),
+    )
+    pending = []
+    return { type: 'append', phase: '', events }
+  }
+
+  async function settle(): Promise<void> {
     flushing = true
+    hurry()
     while (writing) await writing.catch(() => undefined)
     if (failed) throw failed.error
   }
 
-  return { push, flush, written: () => written }
+  async function flush(): Promise<void> {
+    held = false
+    start()
+    await settle()
+  }
+
+  async function rest(): Promise<Append | undefined> {
+    held = true
+    await settle()
+    return pending.length === 0 ? undefined : take()
+  }
+
+  return { push, flush, rest, written: () => written }
+}
+
+function textOf({ events }: Append): string {
+  return events.map(({ event, data }) => (event === 'text.delta' ? String(data.delta) : '')).join('')
 }

@@ -144,7 +144,7 @@ export class Follower {
       }
       const heard = this.#newest
       const count = this.#page
-      const frames = await this.#patiently(() =>
+      const { frames, isEnd } = await this.#patiently(() =>
         this.#options.log.read(this.#following.of, this.#last, count),
       )
       const first = frames[0]
@@ -157,7 +157,7 @@ export class Follower {
         this.#page = taken + 1
         return
       }
-      if (frames.length < count && this.#newest <= this.#last) return
+      if (isEnd && this.#newest <= this.#last) return
       this.#page = Math.min(2 * count, PAGE.most)
     }
   }

@@ -2,11 +2,10 @@
 // Called by workers/turn-worker.ts for each wake-up. It never throws for a bad turn: the turn fails, the rest go on.
 
 import { randomUUID } from 'node:crypto'
-import type { ReadAhead } from '../store/history.ts'
 import type { Keys } from '../store/keys.ts'
 import { claim, type Lease, LeaseLost, type LeaseOptions } from '../store/lease.ts'
 import type { TurnScheduler } from '../store/queues.ts'
-import type { StartedTurn } from '../store/turn-writes.ts'
+import type { Commit, StartedTurn } from '../store/turn-writes.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
 import type { RunningTurns } from './control.ts'
 import { type RunTurnOptions, runTurn, type TurnEnd } from './run-turn.ts'
@@ -19,7 +18,7 @@ export interface DrainOptions extends RunTurnOptions {
   quantum: { turns: number; seconds: number }
   /** Aborts when this process stops: no next turn is started. */
   stopping: AbortSignal
-  onTurnEnd: (end: TurnEnd) => void
+  onTurnEnd: (end: TurnEnd, of: { cid: string; turn: string; attempt: number }) => void
   onTakeOver: () => void
   /** Something in our own code threw; ids only. */
   onBug: (error: unknown, where: { cid: string; turn?: string }) => void
@@ -30,16 +29,12 @@ export async function drainMailbox(cid: string, options: DrainOptions): Promise<
   let lease: Lease | undefined
   try {
     const of = options.keys.fromCid(cid)
-    let ahead: ReadAhead | undefined
-    const readAhead = (): void => {
-      ahead = options.history.readAhead(of)
-    }
-    const reply = await claim(of, randomUUID(), options.lease, options.stopping, readAhead)
+    const held = options.history.kept(of)
+    const reply = await claim(of, randomUUID(), options.lease, options.stopping, held)
     if (reply.type !== 'claimed') return
     lease = reply.lease
     // Others come first after a quantum, or take what this process hands over. The sweep would find it a little later.
-    if (await drainClaimed(lease, { ...reply.started, ahead }, options))
-      await options.scheduler.wake(of.shard, cid)
+    if (await drainClaimed(lease, reply.started, options)) await options.scheduler.wake(of.shard, cid)
   } catch (error) {
     if (!(error instanceof LeaseLost) && !options.stopping.aborted) options.onBug(error, { cid })
   } finally {
@@ -58,11 +53,11 @@ async function drainClaimed(lease: Lease, first: StartedTurn, options: DrainOpti
   for (let started = first; ; turns++) {
     if (started.takeOvers > 0) options.onTakeOver()
     const end = await runOne(lease, started, wantNext, options)
-    options.onTurnEnd(end)
+    const { turn, attempt } = started
+    options.onTurnEnd(end, { cid: lease.of.cid, turn, attempt })
     if (end.type === 'handed_over') return true
-    if (end.reply.type !== 'committed') throw new Error('a commit ended neither committed nor lost')
-    if (!end.reply.next) return end.reply.left > 0
-    started = end.reply.next
+    if (!end.next) return end.left > 0
+    started = end.next
   }
 }
 
@@ -84,17 +79,23 @@ async function runOne(
       error instanceof GatewayError
         ? { code: error.code, message: error.message }
         : { code: 'internal_error', message: 'The turn could not be run because of a fault in the gateway.' }
-    const commit = { items: [], generation: started.generation, wantNext: wantNext() }
+    const commit = {
+      type: 'commit' as const,
+      items: [],
+      generation: started.generation,
+      wantNext: wantNext(),
+    }
     const fields = { error: JSON.stringify(told) }
-    const reply = await lease.commit(started.turn, {
-      ...commit,
-      status: 'failed',
-      data: { error: told },
-      fields,
-    })
-    if (reply.type === 'committed') return { type: 'ended', status: 'failed', reply }
-    const last = await lease.commit(started.turn, { ...commit, status: 'cancelled', data: {}, fields: {} })
-    return { type: 'ended', status: 'cancelled', reply: last }
+    const ends: Commit[] = [
+      { ...commit, status: 'failed', data: { error: told }, fields },
+      { ...commit, status: 'cancelled', data: {}, fields: {} },
+    ]
+    for (const each of ends) {
+      const [reply] = await lease.write(started, [each])
+      if (reply?.type === 'committed')
+        return { type: 'ended', status: each.status, next: reply.next, left: reply.left }
+    }
+    throw error
   } finally {
     lease.listen(undefined)
     forget()

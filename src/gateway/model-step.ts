@@ -1,12 +1,12 @@
 // One model call of a turn as a journalled step: intended before any byte leaves, streamed into the log, done with
-// the item it made. The agent loop calls it; it decides nothing about what comes after.
+// the item it made. gateway/run-turn.ts makes the call; nothing here decides what comes after.
 
 import type { Agent } from '../agent/define-agent.ts'
 import { extendHead, firstHead } from '../agent/prefix-guard.ts'
 import type { Provider, ProviderErrorKind, ProviderRequest } from '../providers/provider.ts'
-import type { Chain } from '../store/history.ts'
+import type { Chain } from '../store/held.ts'
 import type { Lease } from '../store/lease.ts'
-import type { RequestEntry, Step } from '../store/turn-writes.ts'
+import type { RequestEntry, Step, TurnWrite } from '../store/turn-writes.ts'
 import type { JournalEntry } from '../store/turns.ts'
 import type { TurnContext } from '../turn/build-turn-context.ts'
 import type { ErrorCode } from '../vocabulary/errors.ts'
@@ -22,36 +22,30 @@ export interface ModelResult {
 }
 
 export type ModelOutcome =
-  | { type: 'done'; result: ModelResult; firstTokenAt?: number }
+  /** `writes` are still to be written, with whatever comes next: the last deltas, and the step as done. */
+  | { type: 'done'; result: ModelResult; writes: TurnWrite[]; item: Item | undefined; firstTokenAt?: number }
   /** `text` is what had reached the log. */
   | { type: 'aborted'; text: string }
   | { type: 'failed'; error: TurnError; text: string }
 
-export interface ModelStepOptions {
-  lease: Lease
-  context: TurnContext
-  agent: Agent
-  provider: Provider
-  attempt: number
-  /** Number of the step in the turn's journal, the same on every try of it. */
-  step: number
-  /** Ordinal of the text block in the turn. */
-  index: number
-  /** What earlier requests of this generation and route have carried; undefined for the first one. */
-  chain: Chain | undefined
-  /** Aborts on cancel, hand-over and loss of the lease; closes the provider's socket. */
-  signal: AbortSignal
-  /** What one answer may take: text in UTF-16 code units, time in ms. */
-  limits: { answerCharacters: number; callMs: number }
-  windowMs: () => number
-  onCancel: () => void
-  onStep: (name: string) => void | Promise<void>
-  nowMs: () => number
+/** One model call, ready to be made: what is sent, and what must be stored before any byte leaves. */
+export interface ModelCall {
+  request: ProviderRequest
+  intended: Step
 }
 
-export async function runModelStep(options: ModelStepOptions): Promise<ModelOutcome> {
-  const { lease, context, agent, provider, signal } = options
-  const key = `${context.turn}~${options.step}`
+/**
+ * `step` is the number of the step in the turn's journal, the same on every try of it; `chain` what earlier requests of
+ * this generation and route have carried, undefined for the first one. Pure.
+ */
+export function prepareModelCall(
+  context: TurnContext,
+  agent: Agent,
+  provider: Provider,
+  step: number,
+  chain: Chain | undefined,
+): ModelCall {
+  const key = `${context.turn}~${step}`
   const request: ProviderRequest = {
     model: agent.model,
     system: context.system,
@@ -59,17 +53,53 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
     ...agent.request,
     idempotencyKey: key,
   }
-  const entry: JournalEntry = { n: options.step, kind: 'model', key, state: 'intended' }
-  const sent = toRequestEntry(options, request)
-  const step: Step = { entry, generation: context.generation, request: sent, items: [], events: [] }
-  if ((await lease.step(context.turn, options.attempt, step)) === 'cancelled')
-    return { type: 'aborted', text: '' }
+  // Only what earlier requests did not carry is serialised.
+  const added = provider.segments(
+    chain ? { ...request, system: '', items: request.items.slice(chain.sent) } : request,
+  )
+  const sent: RequestEntry = {
+    turn: context.turn,
+    call: step,
+    route: agent.route,
+    items: request.items.length,
+    segments: (chain?.segments ?? 0) + added.length,
+    head: extendHead(chain?.head ?? firstHead(agent.route), added),
+    sharedSegments: chain?.segments ?? 0,
+    cachedTokens: null,
+    broken: null,
+  }
+  const entry: JournalEntry = { n: step, kind: 'model', key, state: 'intended' }
+  const { generation } = context
+  return { request, intended: { type: 'step', entry, generation, request: sent, items: [], events: [] } }
+}
 
-  const writer = createDeltaWriter({ ...options, turn: context.turn })
+export interface ModelCallOptions {
+  lease: Lease
+  context: TurnContext
+  provider: Provider
+  turn: { turn: string; attempt: number }
+  /** Ordinal of the text block in the turn. */
+  index: number
+  /** Aborts on cancel, hand-over and loss of the lease; closes the provider's socket. */
+  signal: AbortSignal
+  /** What one answer may take: text in UTF-16 code units, time in ms. */
+  limits: { answerCharacters: number; callMs: number }
+  windowMs: () => number
+  onCancel: () => void
+  /** Called when the model has finished, whatever becomes of its answer. */
+  onUsage: (usage: Usage) => void
+  onStep: (name: string) => void | Promise<void>
+  nowMs: () => number
+}
+
+/** Makes a call whose intent is stored. Streams into the log; what it leaves to be written is in its outcome. */
+export async function runModelCall(call: ModelCall, options: ModelCallOptions): Promise<ModelOutcome> {
+  const { provider, signal } = options
+  const writer = createDeltaWriter(options)
   let text = ''
   let firstTokenAt: number | undefined
   const beganAt = options.nowMs()
-  for await (const event of provider.stream(request, signal)) {
+  for await (const event of provider.stream(call.request, signal)) {
     // Leaving the loop closes the provider's socket.
     const tooMuch = whatIsTooMuch(text.length, options.nowMs() - beganAt, options.limits)
     if (tooMuch !== undefined) {
@@ -96,25 +126,22 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
           text: writer.written(),
         }
       case 'stop': {
-        await writer.flush()
-        if (signal.aborted) return { type: 'aborted', text: writer.written() }
+        options.onUsage(event.usage)
+        const rest = await writer.rest()
+        if (signal.aborted) {
+          if (rest) await options.lease.write(options.turn, [rest])
+          return { type: 'aborted', text }
+        }
         await options.onStep('model.stop')
         const result: ModelResult = { text, stopReason: event.reason, usage: event.usage }
-        const done: Step = {
-          entry: { ...entry, state: 'done', result },
-          generation: context.generation,
-          request: { ...sent, cachedTokens: event.usage.cachedInputTokens },
-          items: isBlank(text)
-            ? []
-            : [assistantItem(context, text, 'completed', options.step, options.nowMs())],
-          events: [
-            ...(text === '' ? [] : [{ event: 'text.done' as const, data: { index: options.index, text } }]),
-            { event: 'usage', data: { usage: event.usage } },
-          ],
+        const done = toDone(call, result, options)
+        return {
+          type: 'done',
+          result,
+          writes: rest ? [rest, done] : [done],
+          item: done.items[0],
+          ...(firstTokenAt !== undefined && { firstTokenAt }),
         }
-        const reply = await lease.step(context.turn, options.attempt, done)
-        if (reply === 'cancelled') return { type: 'aborted', text }
-        return { type: 'done', result, ...(firstTokenAt !== undefined && { firstTokenAt }) }
       }
       default:
         event satisfies never
@@ -123,11 +150,30 @@ export async function runModelStep(options: ModelStepOptions): Promise<ModelOutc
   throw new Error(`provider ${provider.name} ended its stream without a stop or an error`)
 }
 
+function toDone(
+  { intended }: ModelCall,
+  result: ModelResult,
+  { context, index, nowMs }: ModelCallOptions,
+): Step {
+  const { text, usage } = result
+  const { entry, request } = intended
+  return {
+    ...intended,
+    entry: { ...entry, state: 'done', result },
+    request: { ...request, cachedTokens: usage.cachedInputTokens },
+    items: isBlank(text) ? [] : [assistantItem(context, text, 'completed', entry.n, nowMs())],
+    events: [
+      ...(text === '' ? [] : [{ event: 'text.done' as const, data: { index, text } }]),
+      { event: 'usage', data: { usage } },
+    ],
+  }
+}
+
 /** A model that never ends must not fill the store. */
 function whatIsTooMuch(
   characters: number,
   elapsedMs: number,
-  limits: ModelStepOptions['limits'],
+  limits: ModelCallOptions['limits'],
 ): string | undefined {
   if (characters > limits.answerCharacters)
     return `The answer grew beyond models.answerCharacters (${limits.answerCharacters}) and was given up.`
@@ -160,27 +206,6 @@ export function assistantItem(
     type: 'message',
     role: 'assistant',
     content: [{ type: 'text', text }],
-  }
-}
-
-/** The chain's state with this request: only what earlier requests did not carry is serialised. */
-function toRequestEntry(
-  { agent, provider, chain, context, step }: ModelStepOptions,
-  request: ProviderRequest,
-): RequestEntry {
-  const added = provider.segments(
-    chain ? { ...request, system: '', items: request.items.slice(chain.sent) } : request,
-  )
-  return {
-    turn: context.turn,
-    call: step,
-    route: agent.route,
-    items: request.items.length,
-    segments: (chain?.segments ?? 0) + added.length,
-    head: extendHead(chain?.head ?? firstHead(agent.route), added),
-    sharedSegments: chain?.segments ?? 0,
-    cachedTokens: null,
-    broken: null,
   }
 }
 

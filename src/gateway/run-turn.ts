@@ -3,15 +3,16 @@
 // what is stored. The agent loop, compaction and areas have their places between bind and commit.
 
 import type { Agent } from '../agent/define-agent.ts'
-import type { Provider } from '../providers/provider.ts'
-import type { Chain, History, LoadedTurn, ReadAhead } from '../store/history.ts'
+import type { Provider, ProviderName } from '../providers/provider.ts'
+import { advance, type Held } from '../store/held.ts'
+import type { History, LoadedTurn } from '../store/history.ts'
 import type { Lease } from '../store/lease.ts'
-import type { Commit, CommitReply, StartedTurn } from '../store/turn-writes.ts'
+import type { Bind, Commit, StartedTurn, TurnWrite } from '../store/turn-writes.ts'
 import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/build-turn-context.ts'
 import type { Item } from '../vocabulary/item.ts'
-import type { Authority, Reply, TurnError } from '../vocabulary/turn.ts'
+import type { Authority, Reply, TurnError, Usage } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
-import { assistantItem, isBlank, type ModelOutcome, type ModelResult, runModelStep } from './model-step.ts'
+import { assistantItem, isBlank, type ModelResult, prepareModelCall, runModelCall } from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
 
 export interface RunTurnOptions {
@@ -19,7 +20,7 @@ export interface RunTurnOptions {
   agents: ReadonlyMap<string, Agent>
   /** Whether the key behind an authority is still there. */
   isValid: (authority: Authority) => Promise<boolean>
-  provider: (name: string) => Promise<Provider>
+  provider: (name: ProviderName) => Promise<Provider>
   revision: number
   /** Ordinal in which a shard saw an agent's digest first. */
   firstSight: (shardIndex: number, agent: Agent) => number
@@ -27,8 +28,20 @@ export interface RunTurnOptions {
   limits: { answerCharacters: number; callMs: number }
   windowMs: () => number
   onStep: (name: string) => void | Promise<void>
-  onFirstToken: (sinceStartMs: number) => void
+  measure: TurnMeasures
   nowMs: () => number
+}
+
+/** Hears what is measured of a turn, as it happens. */
+export interface TurnMeasures {
+  /** From the accept to the first start; not of later attempts. */
+  queued: (ms: number) => void
+  /** From the start until the context is bound. */
+  context: (ms: number) => void
+  /** From the start to the first token. */
+  firstToken: (ms: number) => void
+  /** What a finished model call took. */
+  usage: (route: string, usage: Usage) => void
 }
 
 /** What an operator is told of a turn that failed; nothing that was said. */
@@ -40,7 +53,15 @@ export interface TurnFailure {
 }
 
 export type TurnEnd =
-  | { type: 'ended'; status: Commit['status']; reply: CommitReply; failure?: TurnFailure }
+  | {
+      type: 'ended'
+      status: Commit['status']
+      /** The turn that was started with the end of this one. */
+      next: StartedTurn | undefined
+      /** Turns in the mailbox, the next one included. */
+      left: number
+      failure?: TurnFailure
+    }
   | { type: 'handed_over' }
 
 /** `control` stops the turn while it runs; `wantNext` tells at its end whether this activation goes on. */
@@ -52,62 +73,61 @@ export async function runTurn(
   options: RunTurnOptions,
 ): Promise<TurnEnd> {
   const beganAt = options.nowMs()
+  const { history } = options
   const measured: Record<string, string> = {}
+  /** What is written, and so need not be read for the next turn. */
+  let held: Held | undefined
   let context: TurnContext | undefined
   let agent: Agent | undefined
-  const turnId = started.turn
-  /** Turns in the mailbox, this one included. */
-  let waiting = 1
 
-  /** `said` is text in the log that no item holds yet. */
-  const end = async (commit: Omit<Commit, 'wantNext' | 'generation'>, said = ''): Promise<TurnEnd> => {
+  /** `said` is text in the log that no item holds yet. `before` is written with the commit, or refused with it. */
+  const end = async (
+    commit: Pick<Commit, 'status' | 'items' | 'data' | 'fields'>,
+    said = '',
+    before: TurnWrite[] = [],
+  ): Promise<TurnEnd> => {
     const generation = context?.generation ?? started.generation
-    const full: Commit = {
-      ...commit,
-      fields: { ...measured, ...commit.fields },
-      generation,
-      wantNext: wantNext(),
-    }
-    let ahead: ReadAhead | undefined
-    const readAhead = (): void => {
-      ahead = options.history.readAhead(lease.of)
-    }
-    const hasNext = full.wantNext && waiting > 1
-    const reply = await lease.commit(turnId, full, hasNext ? readAhead : undefined)
+    const fields = { ...measured, ...commit.fields }
+    const full: Commit = { type: 'commit', ...commit, fields, generation, wantNext: wantNext() }
+    const reply = (await lease.write(started, [...before, full], held)).at(-1)
     // A cancel came between the model's last byte and here: it wins, since it was promised first.
-    if (reply.type === 'cancelled') return cancelled(said)
-    if (reply.type === 'committed' && reply.next) reply.next.ahead = ahead
-    return { type: 'ended', status: commit.status, reply }
+    if (reply?.type === 'cancelled') return cancelled(said)
+    if (reply?.type !== 'committed') throw new Error(`a commit was answered with ${reply?.type}`)
+    history.keep(lease.of, advance(held, [...before, full]))
+    return { type: 'ended', status: commit.status, next: reply.next, left: reply.left }
   }
   const fail = async (error: TurnError, said = ''): Promise<TurnEnd> => {
     const fields = { error: JSON.stringify(error) }
     const ended = await end({ status: 'failed', items: [], data: { error }, fields }, said)
     if (ended.type !== 'ended' || ended.status !== 'failed') return ended
-    return { ...ended, failure: { turn: turnId, agent: agent?.name, model: agent?.route, error } }
+    return { ...ended, failure: { turn: started.turn, agent: agent?.name, model: agent?.route, error } }
   }
   const cancelled = (text: string): Promise<TurnEnd> => {
     const items: Item[] = isBlank(text) || !context ? [] : [partialItem(context, text, options.nowMs())]
     return end({ status: 'cancelled', items, data: {}, fields: {} })
   }
-  const complete = ({ text, stopReason, usage }: ModelResult): Promise<TurnEnd> => {
+  const complete = ({ text, stopReason, usage }: ModelResult, before: TurnWrite[] = []): Promise<TurnEnd> => {
     const reply: Reply = { text, content: isBlank(text) ? [] : [{ type: 'text', text }] }
     const fields = { reply: JSON.stringify(reply), usage: JSON.stringify(usage), stopReason }
-    return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields })
+    return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields }, text, before)
   }
 
-  // Before anything is read: what is read may be what ended the workers before.
+  // Before anything is parsed: what is read may be what ended the workers before.
   if (started.takeOvers > options.takeOverLimit)
     return fail({
       code: 'take_over_limit',
       message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
     })
-  const loaded = await options.history.load(lease.of, turnId, started.generation, started.ahead)
+  let loaded = await history.take(lease.of, started)
   if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
-  waiting = loaded.waiting
   const { turn } = loaded
+  const { measure } = options
+  if (started.attempt === 1 && turn.startedAt !== undefined) measure.queued(turn.startedAt - turn.createdAt)
+  // A turn that is bound and was never sent leaves history if it ends so.
+  held = turn.bound && turn.steps.length === 0 ? undefined : loaded.held
   if (turn.cancelAt !== undefined) {
     context = turn.bound && contextOf(loaded, options, lease).context
-    return cancelled(await partialText(loaded, lease, options.history))
+    return cancelled(await partialText(loaded, lease, history))
   }
   if (turn.authority && !(await options.isValid(turn.authority)))
     return fail({
@@ -116,75 +136,65 @@ export async function runTurn(
     })
   agent = options.agents.get(turn.agent)
   if (!agent) return fail({ code: 'agent_unknown', message: `No agent "${turn.agent}" is configured here.` })
-
-  const bound = await bindTurn(loaded, lease, started, options)
-  if (bound === 'cancelled') return cancelled('')
-  context = bound.context
-  measured.contextMs = String(options.nowMs() - beganAt)
-
   const last = turn.steps.at(-1)
-  if (last?.state === 'done') return complete(last.result as ModelResult)
-
-  const provider = await options.provider(agent.provider)
-  const outcome: ModelOutcome = await runModelStep({
-    lease,
-    context,
-    agent,
-    provider,
-    signal: control.signal,
-    attempt: started.attempt,
-    step: last?.n ?? 1,
-    index: 0,
-    chain: chainOf(bound.loaded, context.generation, agent.route),
-    limits: options.limits,
-    windowMs: options.windowMs,
-    onCancel: () => control.stop('cancelled'),
-    onStep: options.onStep,
-    nowMs: options.nowMs,
-  })
-  switch (outcome.type) {
-    case 'done':
-      if (outcome.firstTokenAt !== undefined) {
-        measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
-        options.onFirstToken(outcome.firstTokenAt - beganAt)
-      }
-      return complete(outcome.result)
-    case 'failed':
-      return fail(outcome.error, outcome.text)
-    case 'aborted':
-      if (control.stoppedBy === 'handed_over') {
-        await lease.release()
-        return { type: 'handed_over' }
-      }
-      return cancelled(outcome.text)
+  if (last?.state === 'done') {
+    context = contextOf(loaded, options, lease).context
+    return complete(last.result as ModelResult)
   }
-}
 
-/** A generation that opens with this turn has no chain yet. */
-function chainOf(loaded: LoadedTurn, generation: number, route: string): Chain | undefined {
-  return loaded.generation?.number === generation ? loaded.generation.chains.get(route) : undefined
-}
-
-/** Composes and binds until the notes that the sidecar tells are the notes that wait. */
-async function bindTurn(
-  loaded: LoadedTurn,
-  lease: Lease,
-  started: StartedTurn,
-  options: RunTurnOptions,
-): Promise<{ context: TurnContext; loaded: LoadedTurn } | 'cancelled'> {
-  for (let current = loaded; ; ) {
-    const { context, effects } = contextOf(current, options, lease)
-    let again = false
-    for (const effect of effects) {
-      await options.onStep('context.built')
-      const reply = await lease.bind(current.turn.id, toBind(effect))
-      if (reply === 'cancelled') return reply
-      again = reply === 'notes_changed'
+  const { route } = agent
+  const provider = await options.provider(agent.provider)
+  // Composes and binds until the notes that the sidecar tells are the notes that wait.
+  for (;;) {
+    const { context: composed, effects } = contextOf(loaded, options, lease)
+    const isOpen = composed.generation === loaded.held?.generation.number
+    const chain = isOpen ? loaded.held?.chains.get(route) : undefined
+    const call = prepareModelCall(composed, agent, provider, last?.n ?? 1, chain)
+    await options.onStep('context.built')
+    const writes = [...effects.map(toBind), call.intended]
+    const reply = (await lease.write(started, writes)).at(-1)
+    if (reply?.type === 'cancelled') return cancelled('')
+    if (reply?.type === 'notes_changed') {
+      loaded = await history.load(lease.of, started.turn, started.generation)
+      if (!loaded) throw new Error(`turn ${started.turn} left the store while it ran`)
+      continue
     }
-    if (!again) return { context, loaded: current }
-    const fresh = await options.history.load(lease.of, started.turn, started.generation)
-    if (!fresh) throw new Error(`turn ${started.turn} left the store while it ran`)
-    current = fresh
+    held = advance(loaded.held, writes)
+    context = composed
+    const contextMs = options.nowMs() - beganAt
+    measured.contextMs = String(contextMs)
+    measure.context(contextMs)
+
+    const outcome = await runModelCall(call, {
+      lease,
+      context,
+      provider,
+      turn: started,
+      index: 0,
+      signal: control.signal,
+      limits: options.limits,
+      windowMs: options.windowMs,
+      onCancel: () => control.stop('cancelled'),
+      onUsage: (usage) => measure.usage(route, usage),
+      onStep: options.onStep,
+      nowMs: options.nowMs,
+    })
+    switch (outcome.type) {
+      case 'done':
+        if (outcome.firstTokenAt !== undefined) {
+          measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
+          measure.firstToken(outcome.firstTokenAt - beganAt)
+        }
+        return complete(outcome.result, outcome.writes)
+      case 'failed':
+        return fail(outcome.error, outcome.text)
+      case 'aborted':
+        if (control.stoppedBy === 'handed_over') {
+          await lease.release()
+          return { type: 'handed_over' }
+        }
+        return cancelled(outcome.text)
+    }
   }
 }
 
@@ -195,7 +205,12 @@ function contextOf(
 ): ReturnType<typeof buildTurnContext> {
   const agent = options.agents.get(loaded.turn.agent)
   return buildTurnContext(
-    { lastOrdinal: loaded.n, generation: loaded.generation, items: loaded.items, waitingNotes: loaded.notes },
+    {
+      lastOrdinal: loaded.n,
+      generation: loaded.held?.generation,
+      items: loaded.held?.items ?? [],
+      waitingNotes: loaded.notes,
+    },
     loaded.turn,
     {
       name: loaded.turn.agent,
@@ -207,7 +222,7 @@ function contextOf(
   )
 }
 
-function toBind(effect: BindEffect): Parameters<Lease['bind']>[1] {
+function toBind(effect: BindEffect): Bind {
   const { opens, item, sidecar, toldNoteIds, expiredNoteIds } = effect
   const fields = opens && {
     agent: opens.agent,
@@ -218,6 +233,7 @@ function toBind(effect: BindEffect): Parameters<Lease['bind']>[1] {
     createdAt: String(item.at),
   }
   return {
+    type: 'bind',
     generation: item.generation,
     ...(opens && fields && { opens: { from: opens.from, fields } }),
     item,

@@ -62,7 +62,7 @@ describe('the text under way', () => {
 })
 
 test('a reset carries the sequence number at its snapshot, and says that nobody is there', () => {
-  const snapshot = { seq: 7, conversation: undefined, turns: [], entries: [] }
+  const snapshot = { seq: 7, conversation: undefined, turns: [], frames: [] }
   const made = toResetFrame('c', snapshot, 'unknown', 42)
   expect([made.id, made.event]).toEqual([7, 'stream.reset'])
   expect(JSON.parse(made.data)).toEqual({

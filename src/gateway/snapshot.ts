@@ -42,7 +42,7 @@ export function toResetFrame(
   reason: ResetReason,
   nowMs: number,
 ): Frame {
-  const { conversation, turns, entries, seq } = snapshot
+  const { conversation, turns, frames, seq } = snapshot
   const running = turns.find((turn) => turn.status === 'running')
   const data = {
     conversation: conversationId,
@@ -57,7 +57,7 @@ export function toResetFrame(
       },
       turns: turns.map((turn) => toTurn(turn, conversation?.phase)),
       partial: running
-        ? { turn: running.id, attempt: running.attempts, texts: foldTexts(entries, running.id) }
+        ? { turn: running.id, attempt: running.attempts, texts: foldTexts(frames, running.id) }
         : null,
     },
   }

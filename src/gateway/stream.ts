@@ -75,15 +75,6 @@ export function createHub(options: HubOptions): Hub {
     options.log.unsubscribe(of).catch(() => undefined)
   }
 
-  async function boundsOf(of: ConversationKey): ReturnType<EventLog['bounds']> {
-    coming++
-    try {
-      return await options.log.bounds(of)
-    } finally {
-      coming--
-    }
-  }
-
   function refuseWhenClosed(): void {
     if (closed)
       throw new GatewayError('shutting_down', 'This process is stopping; connect again.', {
@@ -100,7 +91,14 @@ export function createHub(options: HubOptions): Hub {
           'This process serves as many streams as it may; connect again.',
           { retryAfterMs: 2000 },
         )
-      const bounds = await boundsOf(following.of)
+      coming++
+      let bounds: Awaited<ReturnType<EventLog['bounds']>>
+      try {
+        bounds = await options.log.bounds(following.of)
+      } finally {
+        // It joins in the same tick, so that it is counted all the time.
+        coming--
+      }
       const follower = new Follower(following, options, placeCursor(startOf(following), bounds), () =>
         leave(follower, following.of),
       )

@@ -1,4 +1,5 @@
-// Logs: JSON lines with ids. Secrets and message text never reach a log; what could hold them is redacted here.
+// Logs: JSON lines with ids, or lines for people. Secrets and message text never reach a log; what could hold them is
+// redacted here.
 
 import { type Logger, type LoggerOptions, pino } from 'pino'
 
@@ -6,11 +7,17 @@ export type { Logger }
 
 const REDACTED = ['authorization', 'cookie', 'apiKey', 'text', 'content', 'input', 'system', 'delta', 'reply']
 
+export interface LogOptions {
+  level: string
+  /** Lines for people rather than JSON. */
+  isPretty: boolean
+}
+
 /** Of lines that stdout has not taken. */
 const MAX_WAITING_BYTES = 1_048_576
 
 /** To stdout. Lines that it does not take (its terminal was closed, its disk is full) are lost, and nothing else is. */
-export function createLog(level: string): Logger {
+export async function createLog({ level, isPretty }: LogOptions): Promise<Logger> {
   const stdout = pino.destination({ fd: 1, sync: true, maxLength: MAX_WAITING_BYTES })
   stdout.on('error', () => {})
   const options: LoggerOptions = {
@@ -27,7 +34,10 @@ export function createLog(level: string): Logger {
       censor: '[redacted]',
     },
   }
-  return pino(options, stdout)
+  if (!isPretty) return pino(options, stdout)
+  const { default: pretty } = await import('pino-pretty')
+  // In step with what else is printed, and nothing is left unwritten when the process ends.
+  return pino(options, pretty({ sync: true, destination: stdout, translateTime: 'SYS:HH:MM:ss.l' }))
 }
 
 /**

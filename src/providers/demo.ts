@@ -28,8 +28,10 @@ export function createDemoProvider({ delayMs = 40 }: DemoOptions = {}): Provider
       yield { type: 'error', kind: 'aborted', message: 'the call was aborted', retryable: false }
       return
     }
-    const inputTokens = estimateTokens(toSegments(request).join(''))
-    const outputTokens = estimateTokens(answer)
+    const inputTokens = toTokens(
+      request.system.length + request.items.reduce((sum, item) => sum + sizeOf(item), 0),
+    )
+    const outputTokens = toTokens(answer.length)
     yield {
       type: 'stop',
       reason: 'end',
@@ -93,7 +95,18 @@ function toBlocks(item: Item): [role: string, block: unknown][] {
   }
 }
 
+const sizes = new WeakMap<Item, number>()
+
+/** Characters of an item as it would be sent. Counted once: items never change, and histories are long. */
+function sizeOf(item: Item): number {
+  const known = sizes.get(item)
+  if (known !== undefined) return known
+  const size = toBlocks(item).reduce((sum, block) => sum + JSON.stringify(block).length, 0)
+  sizes.set(item, size)
+  return size
+}
+
 /** A quarter of the characters, rounded up: good enough to show figures. */
-function estimateTokens(text: string): number {
-  return Math.ceil(text.length / 4)
+function toTokens(characters: number): number {
+  return Math.ceil(characters / 4)
 }

@@ -6,6 +6,8 @@
 import type { Item } from '../vocabulary/item.ts'
 import type { StopReason, Usage } from '../vocabulary/turn.ts'
 
+export type ProviderName = 'demo' | 'openai-chat'
+
 /** One model call. Frozen: the same request gives the same bytes in any process. */
 export interface ProviderRequest {
   model: string
@@ -41,7 +43,7 @@ export type ProviderEvent =
 
 export interface Provider {
   /** Provider and model name the chain, e.g. `openai-chat`. */
-  readonly name: string
+  readonly name: ProviderName
   stream(request: ProviderRequest, signal: AbortSignal): AsyncIterable<ProviderEvent>
   /**
    * The request's content blocks with their roles, in the order they are sent (tools, system, blocks), as the

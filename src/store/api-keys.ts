@@ -5,6 +5,7 @@ import { hash, randomBytes } from 'node:crypto'
 import type { Redis } from 'ioredis'
 import { z } from 'zod'
 import { isScope, type Scope } from '../vocabulary/access.ts'
+import { GatewayError } from '../vocabulary/errors.ts'
 import { toRefusal } from './redis.ts'
 
 export interface ApiKey {
@@ -25,6 +26,8 @@ const storedSchema = z.object({
   createdAt: z.number(),
   digest: z.string(),
 })
+
+const TOKEN_SECRET_BYTES = 32
 
 export type ApiKeys = ReturnType<typeof createApiKeys>
 
@@ -91,8 +94,15 @@ export function createApiKeys(redis: Redis, prefix: string) {
     /** The secret of browser tokens, made by whoever needs it first. 32 bytes. */
     async tokenSecret(): Promise<Uint8Array> {
       const meta = `${prefix}:meta`
-      await answer(redis.hsetnx(meta, 'tokenSecret', randomBytes(32).toString('base64')))
-      return Buffer.from((await answer(redis.hget(meta, 'tokenSecret'))) ?? '', 'base64')
+      await answer(redis.hsetnx(meta, 'tokenSecret', randomBytes(TOKEN_SECRET_BYTES).toString('base64')))
+      const secret = Buffer.from((await answer(redis.hget(meta, 'tokenSecret'))) ?? '', 'base64')
+      // Whoever knew a short one, the empty one first of all, could sign tokens.
+      if (secret.length < TOKEN_SECRET_BYTES)
+        throw new GatewayError(
+          'store_unavailable',
+          'Tokens cannot be used: the secret in the store is too short.',
+        )
+      return secret
     },
   }
 }

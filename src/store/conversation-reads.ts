@@ -2,7 +2,9 @@
 // Calls reject with a GatewayError when the store does not answer in time.
 
 import type { Redis } from 'ioredis'
+import type { Frame } from '../vocabulary/event.ts'
 import { type Conversation, PHASES } from '../vocabulary/turn.ts'
+import { toFrames } from './event-log.ts'
 import type { ConversationKey, Keys, Shard } from './keys.ts'
 import { answer } from './redis.ts'
 import { runScript, toFields } from './scripts.ts'
@@ -12,8 +14,8 @@ export interface Snapshot {
   seq: number
   conversation: Conversation | undefined
   turns: TurnRecord[]
-  /** Log entries since the running turn began; empty without one. */
-  entries: { id: number; event: string; data: string }[]
+  /** Events since the running turn began; empty without one. */
+  frames: Frame[]
 }
 
 /** A place in a tenant's list: conversations by last activity, newest first. */
@@ -68,11 +70,7 @@ export function createConversationReads({ redis, keys }: { redis: Redis; keys: K
         seq: Number(seq),
         conversation: fields.id === undefined ? undefined : toConversation(fields, itemCount),
         turns: turns.flatMap(([id, flat]) => toTurnRecord(id, toFields(flat)) ?? []),
-        entries: entries.map(([id, entry]) => ({
-          id: Number.parseInt(id, 10),
-          event: entry[1] ?? '',
-          data: entry[3] ?? '{}',
-        })),
+        frames: entries.flatMap(toFrames),
       }
     },
 

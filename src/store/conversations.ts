@@ -163,10 +163,11 @@ export function createConversations(options: StoreOptions) {
       return { type: type === 'cancelled' || type === 'marked' ? type : 'not_found' }
     },
 
-    /** Ends a queued turn whose time is over; leaves any other alone. */
-    async expire(of: ConversationKey, turn: string): Promise<void> {
+    /** Ends a queued turn whose time is over; leaves any other alone. True when it has ended it. */
+    async expire(of: ConversationKey, turn: string): Promise<boolean> {
       const { turnsMs, eventsMs, eventsCount } = retention
-      await call('expire', [of.key], [of.shard.base, of.cid, turn, turnsMs, eventsMs, eventsCount])
+      const args = [of.shard.base, of.cid, turn, turnsMs, eventsMs, eventsCount]
+      return toStrings(await call('expire', [of.key], args))[0] === 'expired'
     },
 
     /** True when there was one. */

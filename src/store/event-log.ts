@@ -14,24 +14,30 @@ export type EventLog = ReturnType<typeof createEventLog>
 export function createEventLog(reader: Redis, subscriber: Redis) {
   const listeners = new Map<string, (frame: Frame) => void>()
   subscriber.on('message', (channel: string, message: string) => {
-    listeners.get(channel)?.(parseLive(message))
+    const listener = listeners.get(channel)
+    if (listener) for (const frame of parseFrames(message)) listener(frame)
   })
 
   return {
-    /** Up to `count` frames after `after`, in order. */
-    async read(of: ConversationKey, after: number, count: number): Promise<Frame[]> {
+    /** Frames after `after`, in order, of up to `count` entries; `isEnd` when none followed them. */
+    async read(
+      of: ConversationKey,
+      after: number,
+      count: number,
+    ): Promise<{ frames: Frame[]; isEnd: boolean }> {
       const entries = await answer(reader.xrange(`${of.key}:events`, `(${after}-0`, '+', 'COUNT', count))
-      return entries.map(toFrame)
+      const frames = entries.flatMap(toFrames)
+      return { frames: frames.filter(({ id }) => id > after), isEnd: entries.length < count }
     },
 
-    /** Ids of the oldest kept entry (undefined for an empty log) and of the last one ever written. */
+    /** Ids of the oldest kept event (undefined for an empty log) and of the last one ever written. */
     async bounds(of: ConversationKey): Promise<{ first: number | undefined; last: number }> {
       // The number first: an event that comes between the two must not pass for one that was trimmed.
       const [seq, entries] = await answer(
         Promise.all([reader.hget(of.key, 'seq'), reader.xrange(`${of.key}:events`, '-', '+', 'COUNT', 1)]),
       )
       const first = entries[0]
-      return { first: first && Number.parseInt(first[0], 10), last: Number(seq ?? 0) }
+      return { first: first && toFrames(first)[0]?.id, last: Number(seq ?? 0) }
     },
 
     /** Resolves once frames are heard. One listener per conversation. */
@@ -55,17 +61,20 @@ export function createEventLog(reader: Redis, subscriber: Redis) {
   }
 }
 
-export function toFrame([id, fields]: [string, string[]]): Frame {
-  return { id: Number.parseInt(id, 10), event: fields[1] ?? '', data: fields[3] ?? '{}' }
+/** An entry of the log, all that one script has emitted, → its frames. The entry's id is that of the last one. */
+export function toFrames([, fields]: [id: string, fields: string[]]): Frame[] {
+  return parseFrames(fields[1] ?? '')
 }
 
-/** `<seq> <event> <data>` → frame. */
-function parseLive(message: string): Frame {
-  const first = message.indexOf(' ')
-  const second = message.indexOf(' ', first + 1)
-  return {
-    id: Number(message.slice(0, first)),
-    event: message.slice(first + 1, second),
-    data: message.slice(second + 1),
-  }
+/** Lines `<seq> <event> <data>` → frames; the same in the log and live. */
+function parseFrames(lines: string): Frame[] {
+  return lines.split('\n').map((line) => {
+    const first = line.indexOf(' ')
+    const second = line.indexOf(' ', first + 1)
+    return {
+      id: Number(line.slice(0, first)),
+      event: line.slice(first + 1, second),
+      data: line.slice(second + 1),
+    }
+  })
 }

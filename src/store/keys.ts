@@ -38,7 +38,8 @@ const TURN_ID = /^[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f
 export function createKeys(prefix: string, shardCount: number): Keys {
   const shards = tagsFor(shardCount).map((tag, index) => ({ index, tag, base: `${prefix}:{${tag}}:` }))
   const shardOf = (cid: string): Shard => {
-    const shard = shards[hash('sha256', cid, 'buffer').readUInt32BE(0) % shardCount]
+    const shard =
+      shardCount === 1 ? shards[0] : shards[hash('sha256', cid, 'buffer').readUInt32BE(0) % shardCount]
     if (!shard) throw new Error(`no shard for ${cid}`)
     return shard
   }

@@ -4,23 +4,19 @@
 
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Redis } from 'ioredis'
-import type { Phase } from '../vocabulary/turn.ts'
 import type { Retention } from './conversations.ts'
+import { advance, type Held } from './held.ts'
 import type { ConversationKey } from './keys.ts'
+import { toHoldingArgs, toReading } from './reading.ts'
 import { isPassing } from './redis.ts'
 import { runScript, type ScriptName, toStrings } from './scripts.ts'
 import {
-  type Bind,
-  type Commit,
-  type CommitReply,
-  type NewEvent,
   type StartedTurn,
-  type Step,
-  toBindArgs,
-  toCommitArgs,
-  toEventArgs,
+  type TurnWrite,
   toStarted,
-  toStepArgs,
+  toWriteArgs,
+  toWriteReply,
+  type WriteReply,
 } from './turn-writes.ts'
 
 /** Another epoch rules: stop at once and write nothing. */
@@ -54,24 +50,26 @@ export type ClaimReply =
 
 /**
  * Claims for an activation. `owner` is an id of that activation; the caller ends the lease by commit or release.
- * `onSent` is called whenever the script has been sent: what is sent from it is carried out right behind it.
+ * `held` is what this process has kept of the conversation.
  */
 export async function claim(
   of: ConversationKey,
   owner: string,
   options: LeaseOptions,
   stop: AbortSignal,
-  onSent?: () => void,
+  held?: Held,
 ): Promise<ClaimReply> {
   const { eventsMs, turnsMs } = options.retention
-  const args = [of.shard.base, of.cid, owner, options.leaseMs, eventsMs, turnsMs]
-  const call = (): Promise<unknown> => runScript(options.redis, 'claim', [of.key], args)
-  const reply = toStrings(await untilAnswered(sending(call, onSent), stop))
-  if (reply[0] === 'live') return { type: 'live', leaseUntil: Number(reply[1]) }
-  if (reply[0] !== 'claimed') return { type: 'idle' }
+  const holding = { held, isCurrent: false }
+  const args = [of.shard.base, of.cid, owner, options.leaseMs, eventsMs, turnsMs, ...toHoldingArgs(holding)]
+  const reply = await untilAnswered(() => runScript(options.redis, 'claim', [of.key], args), stop)
+  if (!Array.isArray(reply)) throw new Error('claim.lua answered with something other than an array')
+  const [type, epoch, ...rest] = toStrings(reply.slice(0, 6))
+  if (type === 'live') return { type, leaseUntil: Number(epoch) }
+  if (type !== 'claimed') return { type: 'idle' }
   await options.onStep('claim')
-  const started = toStarted(reply[2], reply[3], reply[4], reply[5])
-  return { type: 'claimed', lease: new Lease(of, reply[1] ?? '', started.turn, options), started }
+  const started = toStarted(rest, toReading(reply[6], Number(rest[3]), holding))
+  return { type, lease: new Lease(of, epoch ?? '', started.turn, options), started }
 }
 
 export class Lease {
@@ -103,42 +101,33 @@ export class Lease {
     if (listener && this.signal.aborted) listener.onLost()
   }
 
-  async bind(turn: string, bind: Bind): Promise<'bound' | 'cancelled' | 'notes_changed'> {
-    const [reply] = await this.#owned('bind', [turn, ...toBindArgs(bind)])
-    return reply === 'cancelled' || reply === 'notes_changed' ? reply : 'bound'
-  }
-
-  /** `cancelled`: nothing was written, the turn is to be committed as cancelled. */
-  async step(turn: string, attempt: number, step: Step): Promise<'ok' | 'cancelled'> {
-    const [reply] = await this.#owned(
-      'step',
-      [turn, attempt, ...toStepArgs(step)],
-      `step.${step.entry.state}`,
-    )
-    return reply === 'cancelled' ? 'cancelled' : 'ok'
-  }
-
-  /** True when the turn bears a cancel mark; the events are written all the same. */
-  async appendEvents(turn: string, attempt: number, phase: Phase | '', events: NewEvent[]): Promise<boolean> {
-    const reply = await this.#owned('append-events', [turn, attempt, phase, ...events.flatMap(toEventArgs)])
-    return reply[1] === '1'
-  }
-
-  /** `onSent` as in `claim`. */
-  async commit(turn: string, commit: Commit, onSent?: () => void): Promise<CommitReply> {
-    const { retention, leaseMs } = this.#options
-    const args = [turn, ...toCommitArgs(commit, leaseMs, retention)]
-    const reply = await this.#owned('commit', args, 'commit', onSent)
-    if (reply[0] === 'cancelled') return { type: 'cancelled' }
-    const next = reply[1] ? toStarted(reply[1], reply[2], reply[3], reply[5]) : undefined
-    if (next) this.#turn = next.turn
-    else this.close()
-    return { type: 'committed', next, left: Number(reply[4]) }
+  /**
+   * Carries out writes of a turn, in order and in one piece, up to the first that is refused: one reply for each that
+   * was carried out, and the refusal. `held` is what the turn has been given and what has been written since; for a
+   * commit that starts the next turn.
+   */
+  async write(
+    { turn, attempt }: { turn: string; attempt: number },
+    writes: readonly TurnWrite[],
+    held?: Held,
+  ): Promise<WriteReply[]> {
+    const holding = { held: advance(held, writes), isCurrent: true }
+    const args = [turn, attempt, ...toHoldingArgs(holding), ...toWriteArgs(writes, this.#options)]
+    const steps = writes.map(toStepName)
+    const [raws, read] = (await this.#owned('write', args, steps)) as [string[][], unknown]
+    return raws.map((raw) => {
+      const reply = toWriteReply(raw, (number) => toReading(read, number, holding))
+      if (reply.type === 'committed') {
+        if (reply.next) this.#turn = reply.next.turn
+        else this.close()
+      }
+      return reply
+    })
   }
 
   /** Hands the conversation over with its work as it stands; the next claim is no take-over. */
   async release(): Promise<void> {
-    await this.#owned('release', [])
+    await this.#owned('release', [], ['release'])
     this.close()
   }
 
@@ -148,23 +137,21 @@ export class Lease {
   }
 
   /** One fenced call after the other; each repeated with the same op until the server has answered it. */
-  #owned(
-    name: ScriptName,
-    args: (string | number)[],
-    step: string = name,
-    onSent?: () => void,
-  ): Promise<string[]> {
-    const run = async (): Promise<string[]> => {
+  #owned(name: ScriptName, args: (string | number)[], steps: string[]): Promise<unknown[]> {
+    const run = async (): Promise<unknown[]> => {
       if (this.signal.aborted) throw new LeaseLost(this.of.cid)
       const op = ++this.#op
       const all = [this.of.shard.base, this.of.cid, this.epoch, op, ...args]
       const call = (): Promise<unknown> => runScript(this.#options.redis, name, [this.of.key], all)
-      const reply = toStrings(await untilAnswered(sending(call, onSent), this.signal))
-      if (reply[0] === 'lost') {
+      const reply = await untilAnswered(call, this.signal)
+      if (!Array.isArray(reply)) throw new Error(`${name}.lua answered with something other than an array`)
+      if (firstOf(reply) === 'lost') {
         this.#lose()
         throw new LeaseLost(this.of.cid)
       }
-      await this.#options.onStep(step)
+      // A refusal ended the rest.
+      const carriedOut = Array.isArray(reply[0]) ? reply[0].length : 1
+      for (const step of steps.slice(0, carriedOut)) await this.#options.onStep(step)
       return reply
     }
     const result = this.#tail.then(run)
@@ -194,13 +181,13 @@ export class Lease {
   }
 }
 
-function sending(call: () => Promise<unknown>, onSent: (() => void) | undefined): () => Promise<unknown> {
-  if (!onSent) return call
-  return () => {
-    const answer = call()
-    onSent()
-    return answer
-  }
+function firstOf(reply: unknown): unknown {
+  return Array.isArray(reply) ? firstOf(reply[0]) : reply
+}
+
+/** Name of a failpoint behind a write. */
+function toStepName(write: TurnWrite): string {
+  return write.type === 'step' ? `step.${write.entry.state}` : write.type
 }
 
 /** Repeats a call until it is answered; only safe for calls that say what a repeat does. Throws once `stop` aborts. */

@@ -19,9 +19,24 @@ type Options = Omit<RedisOptions, 'replyMapping'>
 
 const SHARED: Options = {
   retryStrategy: (times) => Math.min(20 * 2 ** Math.min(times, 5), 500),
-  // After a failover the old master answers READONLY: leave it.
-  reconnectOnError: (error) => error.message.startsWith('READONLY'),
+  reconnectOnError: leaveReplica,
   enableAutoPipelining: false,
+}
+
+/** Connections, by their own options, that have just been told to leave their server. */
+const leaving = new WeakSet<object>()
+/** Below the first pause before a new connection: what comes within it comes from the old server. */
+const LEAVING_MS = 30
+
+/**
+ * After a failover the old master answers READONLY: leave it, and once, though it answers so to every command that was
+ * under way. Each time would be another timer and another listener on the socket that is closing.
+ */
+function leaveReplica(this: object, error: Error): boolean {
+  if (!error.message.startsWith('READONLY') || leaving.has(this)) return false
+  leaving.add(this)
+  setTimeout(() => leaving.delete(this), LEAVING_MS).unref()
+  return true
 }
 
 // A command whose answer was lost may have run. Producers are told so and decide; they never wait for a server that is

@@ -9,11 +9,8 @@ import type { Redis } from 'ioredis'
 export type ScriptName =
   | 'accept'
   | 'add-note'
-  | 'append-events'
-  | 'bind'
   | 'cancel'
   | 'claim'
-  | 'commit'
   | 'delete'
   | 'expire'
   | 'first-sight'
@@ -21,8 +18,8 @@ export type ScriptName =
   | 'release'
   | 'renew'
   | 'snapshot'
-  | 'step'
   | 'sweep'
+  | 'write'
 
 interface Script {
   text: string

@@ -83,7 +83,7 @@ export function toTurnRecord(id: string, fields: Record<string, string>): TurnRe
     return text === undefined || text === '' ? undefined : (JSON.parse(text) as T)
   }
   const number = (name: string): number | undefined =>
-    fields[name] === undefined ? undefined : Number(fields[name])
+    fields[name] === undefined || fields[name] === '' ? undefined : Number(fields[name])
   const steps = Object.keys(fields)
     .filter((name) => name.startsWith('step:'))
     .flatMap((name) => json<JournalEntry>(name) ?? [])

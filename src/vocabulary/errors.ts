@@ -19,6 +19,7 @@ export const ERROR_STATUS = {
   forbidden: 403,
   internal_error: 500,
   upgrade_required: 426,
+  request_timeout: 408,
   // Ends of turns; they reach clients inside a turn's `error`.
   budget_exceeded: 402,
   context_overflow: 422,

@@ -90,22 +90,19 @@ describe('a turn that waits', () => {
 })
 
 const TEXT = ['Well, ', 'that ', 'is it']
-/** Where the turn stands; whether a request had been announced, which text was out, how its item is kept. */
-const PLACES: [place: string, sent: boolean, text: string | undefined, kept?: string][] = [
+/** Where the turn stands; whether a request had been announced, which text was out. */
+const PLACES: [place: string, sent: boolean, text: string | undefined][] = [
   ['claim', false, undefined],
   ['context.built', false, undefined],
-  ['bind', false, undefined],
   ['step.intended', true, undefined],
   ['opening', true, undefined],
   ['model.first-delta', true, 'Well, '],
-  ['append-events', true, 'Well, '],
+  ['append', true, 'Well, '],
   ['streaming', true, 'Well, that '],
   ['model.stop', true, 'Well, that is it'],
-  // The answer was whole and stored: it stays as it is.
-  ['step.done', true, 'Well, that is it', 'completed'],
 ]
 
-describe.each(PLACES)('a turn that stands at %s', (place, sent, text, kept = 'cancelled') => {
+describe.each(PLACES)('a turn that stands at %s', (place, sent, text) => {
   /** Puts a turn there; gives the way to let it go on. */
   async function arrange(): Promise<{ turn: string; goOn: () => void }> {
     const { openAi, gate } = stage
@@ -120,7 +117,7 @@ describe.each(PLACES)('a turn that stands at %s', (place, sent, text, kept = 'ca
       if (place === 'streaming') await untilShown(turn, 'Well, that ')
       return { turn, goOn: held.release }
     }
-    const isEarly = place === 'model.first-delta' || place === 'append-events'
+    const isEarly = place === 'model.first-delta' || place === 'append'
     // At step.intended no byte has left: the cancel keeps the call from being made.
     if (sent && place !== 'step.intended')
       openAi.reply({ text: isEarly ? [TEXT[0] ?? '', held, ...TEXT.slice(1)] : TEXT })
@@ -159,7 +156,7 @@ describe.each(PLACES)('a turn that stands at %s', (place, sent, text, kept = 'ca
     expect(ended).toMatchObject({ status: 'cancelled', attempts: 1 })
     expect(ended).not.toHaveProperty('reply')
     const user = { role: 'user', status: 'completed', text: 'question', turn }
-    const said = { role: 'assistant', status: kept, text, turn }
+    const said = { role: 'assistant', status: 'cancelled', text, turn }
     const items = sent ? (text === undefined ? [user] : [user, said]) : []
     expect(await itemsOf(stage.url, 'talk')).toEqual(items.map((item) => expect.objectContaining(item)))
 
@@ -173,7 +170,7 @@ describe.each(PLACES)('a turn that stands at %s', (place, sent, text, kept = 'ca
       ...(text === undefined ? [] : [{ role: 'assistant', content: text }]),
       {
         role: 'user',
-        content: `next question${text !== undefined && kept === 'cancelled' ? CUT : sent ? '' : notes}`,
+        content: `next question${text !== undefined ? CUT : sent ? '' : notes}`,
       },
     ])
     stage.openAi.assertDone()

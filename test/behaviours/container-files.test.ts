@@ -82,7 +82,7 @@ describe('the image', () => {
     await redis.close()
   })
 
-  test('holds all that gateway and worker need, tells the gateway’s health, and ends well on SIGTERM', async () => {
+  test('holds all that gateway and worker need, tells the health of both, and ends well on SIGTERM', async () => {
     for (const { sources, target } of copies)
       for (const source of sources)
         cpSync(path.join(ROOT, source), path.join(folder, target.endsWith('/') ? target + source : target), {
@@ -101,14 +101,19 @@ describe('the image', () => {
     const [check = '', ...checkArgs] = commandOf(
       /CMD (.*)$/.exec(instructions('HEALTHCHECK')[0] ?? '')?.[1] ?? '',
     )
-    const health = () => spawnSync(check, checkArgs, { cwd: folder, env }).status
-    expect(health()).toBe(1)
+    // As in two containers, each has its own port under the same settings.
+    const ports = { gateway: env.PORT, worker: `${await freePort()}` }
+    const health = () =>
+      Object.values(ports).map(
+        (PORT) => spawnSync(check, checkArgs, { cwd: folder, env: { ...env, PORT } }).status,
+      )
+    expect(health()).toEqual([1, 1])
 
     const [program = '', ...args] = commandOf(instructions('CMD')[0] ?? '')
-    const run = (role: string) => {
+    const run = (role: keyof typeof ports) => {
       const container = spawn(program, args, {
         cwd: folder,
-        env: { ...env, TURNPIKE_ROLE: role },
+        env: { ...env, PORT: ports[role], TURNPIKE_ROLE: role },
         stdio: ['ignore', 'ignore', 'inherit'],
       })
       endWithThisProcess(container.pid ?? 0)
@@ -116,7 +121,8 @@ describe('the image', () => {
       return { container, ended: once(container, 'exit') }
     }
     const started = [run('gateway'), run('worker')]
-    const untilHealthy = () => vi.waitFor(() => expect(health()).toBe(0), { timeout: 20_000, interval: 100 })
+    const untilHealthy = () =>
+      vi.waitFor(() => expect(health()).toEqual([0, 0]), { timeout: 20_000, interval: 100 })
     await untilHealthy()
     const url = `http://127.0.0.1:${env.PORT}`
     const authorization = `Bearer ${KEYS.split(':')[1]}`
@@ -125,7 +131,7 @@ describe('the image', () => {
     expect((await postMessage(url, 'a', { text: 'hi' })).status).toBe(401)
 
     await redis.kill()
-    expect(health()).toBe(1)
+    expect(health()).toEqual([1, 1])
     await redis.restart()
     await untilHealthy()
     for (const { container, ended } of started) {
@@ -198,10 +204,19 @@ describe('the services', () => {
         { ...environment, ...Object.fromEntries(set), TURNPIKE_API_KEYS: KEYS },
         ROOT,
       )
-      expect(config).toMatchObject({ role: name, redisUrl: 'redis://redis:6379', host: '0.0.0.0' })
+      expect(config).toMatchObject({
+        role: name,
+        redisUrl: 'redis://redis:6379',
+        host: '0.0.0.0',
+        port: 8080,
+      })
       expect(config.keys).toHaveLength(1)
     },
   )
+
+  test('are watched by the health check of the image', () => {
+    for (const name of ['gateway', 'worker']) expect(serviceOf(name).healthcheck).toBeUndefined()
+  })
 
   test('let workers be scaled, and publish only the gateway', () => {
     expect(serviceOf('worker').ports).toEqual([])

@@ -19,7 +19,7 @@ const STEPS = [
   'bind',
   'step.intended',
   'model.first-delta',
-  'append-events',
+  'append',
   'model.stop',
   'step.done',
   'commit',

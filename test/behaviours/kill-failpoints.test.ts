@@ -39,9 +39,8 @@ const PLACES: Place[] = [
   { step: 'bind', nth: 2, calls: [1, 1, 1] },
   { step: 'step.intended', nth: 1, calls: [1, 1, 1] },
   { step: 'model.first-delta', nth: 1, calls: [2, 1, 1] },
-  { step: 'append-events', nth: 1, calls: [2, 1, 1] },
-  { step: 'append-events', nth: 2, calls: [2, 1, 1] },
-  { step: 'append-events', nth: 3, calls: [2, 1, 1] },
+  { step: 'append', nth: 1, calls: [2, 1, 1] },
+  { step: 'append', nth: 2, calls: [2, 1, 1] },
   { step: 'model.stop', nth: 2, calls: [1, 2, 1] },
   { step: 'step.done', nth: 1, calls: [1, 1, 1] },
   { step: 'step.done', nth: 2, calls: [1, 1, 1] },
@@ -58,7 +57,7 @@ const PASSED = new Set([
   'bind',
   'step.intended',
   'model.first-delta',
-  'append-events',
+  'append',
 ])
 
 describe.concurrent('a process is killed', () => {

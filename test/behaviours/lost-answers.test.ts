@@ -92,11 +92,9 @@ async function logOf(conversation: string, lastTurn: string): Promise<SseEvent[]
 
 test.each<[string, ScriptName, string]>([
   ['claim', 'claim', ''],
-  ['bind', 'bind', ''],
-  ['step, before the request', 'step', '\r\nintended\r\n'],
-  ['append-events', 'append-events', ''],
-  ['step, after the answer', 'step', '\r\ndone\r\n'],
-  ['commit', 'commit', ''],
+  ['what is written before the request', 'write', '\r\nintended\r\n'],
+  ['a part of the answer', 'write', '\r\nappend\r\n'],
+  ['what is written after the answer', 'write', '\r\ncommit\r\n'],
 ])('the answer to %s is lost: the turn is told once, and the next one comes', async (_, script, mark) => {
   const proxy = await open()
   stage.openAi.reply({ text: ['Hel', 'lo!'] }, { text: ['Again.'] })

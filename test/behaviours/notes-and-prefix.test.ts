@@ -189,7 +189,7 @@ test('a turn cancelled before the model was asked leaves no item and gives its n
   let atBind: (() => Promise<void>) | undefined
   const prefix = uniquePrefix()
   const { url } = await here(prefix, {}, async (name) => {
-    if (name !== 'bind') return
+    if (name !== 'context.built') return
     const run = atBind
     atBind = undefined
     await run?.()

@@ -137,6 +137,7 @@ test.each(WAYS)(
     const backAt = performance.now()
     await Promise.all(scenes.map((scene) => onceBack(scene, way, backAt)))
     expect(openAi.problems).toEqual([])
+    for (const { processes } of scenes) for (const { warnings } of processes) expect(warnings).toEqual([])
   },
 )
 

@@ -37,7 +37,7 @@ beforeAll(async () => {
   url = await start(own.url, prefix)
 })
 afterEach(async () => {
-  await own.configSet('maxmemory', '0')
+  await makeRoom()
   openAi.assertDone()
 })
 afterAll(async () => {
@@ -54,6 +54,21 @@ async function fill(): Promise<void> {
     await client.set('ballast', 'x'.repeat(8 * 2 ** 20))
     await client.config('SET', 'maxmemory', '4mb')
     await expect(client.set('more', 'x')).rejects.toThrow(/OOM/)
+  })
+}
+
+/** Takes the limit away, and waits until whoever looks how full the server is has looked again. */
+async function makeRoom(): Promise<void> {
+  await own.configSet('maxmemory', '0')
+  await withClient(own.url, async (client) => {
+    let mine = 0
+    const looks = async (): Promise<number> => {
+      const calls = /cmdstat_info:calls=(\d+)/.exec(await client.info('commandstats'))?.[1]
+      return Number(calls ?? 0) - mine++
+    }
+    const before = await looks()
+    // One look may have been under way.
+    await expect.poll(looks, { timeout: 5000 }).toBeGreaterThanOrEqual(before + 2 * started.length)
   })
 }
 
@@ -87,7 +102,7 @@ test('a full store refuses messages and notes without a trace, and takes the sam
   expect(await getJson(url, `/v1/turns/${before.turn}`)).toMatchObject({ reply: { text: 'first' } })
   expect((await fetch(`${url}/v1/conversations/unknown`)).status).toBe(404)
 
-  await own.configSet('maxmemory', '0')
+  await makeRoom()
   openAi.reply({ text: ['second'] }, { text: ['second'] })
   for (const conversation of ['known', 'unknown']) {
     expect(await (await postNote(conversation, 'n')).json()).toMatchObject({ duplicate: false })

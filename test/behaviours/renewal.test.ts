@@ -32,7 +32,7 @@ afterAll(async () => {
 /** This process is too busy to read the answer to the next commit before a renewal falls due. Nothing is lost. */
 function stallAfterCommit(): void {
   void proxy.swallowReplyOf((command) => {
-    if (command.includes(scripts.get('commit') ?? 'no such script'))
+    if (command.includes(scripts.get('write') ?? 'no such script'))
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 2 * RENEWAL_MS)
     return false
   })
@@ -50,8 +50,16 @@ test('a cancelled turn does not take the next one with it', async () => {
   await run.conversations.cancel({ id: first, cid: of.cid } as Parameters<Run['conversations']['cancel']>[0])
 
   stallAfterCommit()
-  const end: Commit = { status: 'cancelled', generation: 0, items: [], data: {}, fields: {}, wantNext: true }
-  expect(await lease.commit(first, end)).toMatchObject({ next: { turn: second } })
+  const end: Commit = {
+    type: 'commit',
+    status: 'cancelled',
+    generation: 0,
+    items: [],
+    data: {},
+    fields: {},
+    wantNext: true,
+  }
+  expect(await lease.write(claimed.started, [end])).toMatchObject([{ next: { turn: second } }])
 
   let cancels = 0
   lease.listen({ onCancel: () => cancels++, onLost: () => undefined })

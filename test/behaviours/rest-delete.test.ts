@@ -117,13 +117,12 @@ describe.each([
   'bind',
   'step.intended',
   'model.first-delta',
-  'append-events',
+  'append',
   'model.stop',
-  'step.done',
 ])('deleted while its turn stands at %s', (step) => {
   test('its worker writes nothing more, and the next conversation of that id is answered', async () => {
     const worker = await stage.start('worker')
-    stage.openAi.always(() => ({ text: ['answer'] }))
+    stage.openAi.always(() => ({ text: ['ans', 'wer'], delayMs: 20 }))
     const stop = stage.gate.at(step)
     const { turn } = await say(stage.url, 'talk', 'old-word')
     await stop.arrived
@@ -143,7 +142,7 @@ describe.each([
 
   test('and begun again before that worker goes on, only the new turn is written', async () => {
     await stage.start('worker')
-    stage.openAi.always(() => ({ text: ['answer'] }))
+    stage.openAi.always(() => ({ text: ['ans', 'wer'], delayMs: 20 }))
     const stop = stage.gate.at(step)
     await say(stage.url, 'talk', 'old-word')
     await stop.arrived

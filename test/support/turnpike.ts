@@ -6,6 +6,7 @@ import { once } from 'node:events'
 import { join } from 'node:path'
 import type { TurnpikeConfig } from '../../src/config.ts'
 import { type Running, start } from '../../src/main.ts'
+import type { Held, HeldObjects } from './held.ts'
 import { endWithThisProcess } from './redis.ts'
 
 export interface TestOptions {
@@ -16,6 +17,8 @@ export interface TestOptions {
   openAiUrl?: string
   dataDir?: string
   config?: Partial<TurnpikeConfig>
+  /** More of the environment; a worker has a door only with PORT in it. */
+  env?: Record<string, string>
   onStep?: (name: string) => void | Promise<void>
 }
 
@@ -36,13 +39,14 @@ export const QUICK: NonNullable<TurnpikeConfig['queue']> = {
 export function toStartOptions(options: TestOptions) {
   const { redisUrl, prefix, role = 'all', openAiUrl, dataDir, config = {} } = options
   const env: Record<string, string> = {
-    PORT: '0',
+    ...(role !== 'worker' && { PORT: '0' }),
     LOG_LEVEL: 'silent',
     TURNPIKE_KEY_PREFIX: prefix,
     TURNPIKE_ROLE: role,
     ...(redisUrl !== undefined && { REDIS_URL: redisUrl }),
     ...(dataDir !== undefined && { TURNPIKE_DATA_DIR: dataDir }),
     ...(openAiUrl !== undefined && { OPENAI_BASE_URL: openAiUrl, OPENAI_API_KEY: 'test-key' }),
+    ...options.env,
   }
   const model = openAiUrl === undefined ? 'demo:' : 'openai-chat:test-model'
   const merged: TurnpikeConfig = {
@@ -61,12 +65,17 @@ export function startTurnpike(options: TestOptions): Promise<Running> {
 }
 
 export interface TurnpikeProcess {
-  /** Undefined for a worker. */
+  /** Empty for a worker without a door. */
   url: string
   pid: number
+  /** What Node has warned of in it, such as listeners that pile up. */
+  warnings: readonly string[]
   /** Resolves when the process is gone, by whatever means. */
   exited: Promise<{ code: number | null; signal: NodeJS.Signals | null }>
   kill(signal?: NodeJS.Signals): void
+  /** What it holds once all that can be collected is. One question at a time. */
+  held(): Promise<Held>
+  objects(): Promise<HeldObjects>
   /** SIGKILL and wait. */
   end(): Promise<void>
 }
@@ -83,7 +92,8 @@ export async function forkTurnpike(
       TEST_FAILPOINT: JSON.stringify(failpoint ?? null),
     },
     stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
-    execArgv: [],
+    // The counting of objects is such a feature.
+    execArgv: ['--disable-warning=ExperimentalWarning'],
   })
   const pid = child.pid
   if (pid === undefined) throw new Error('the test process could not be started')
@@ -92,10 +102,14 @@ export async function forkTurnpike(
     code: code as number | null,
     signal: signal as NodeJS.Signals | null,
   }))
-  const first = await Promise.race([
-    once(child, 'message').then(([message]) => message as { url?: string; error?: string }),
-    exited,
-  ])
+  const warnings: string[] = []
+  const told = new Promise<{ url?: string; error?: string }>((resolve) => {
+    child.on('message', (message: { url?: string; error?: string; warning?: string }) => {
+      if (message.warning === undefined) resolve(message)
+      else warnings.push(message.warning)
+    })
+  })
+  const first = await Promise.race([told, exited])
   if (!('url' in first) && !('error' in first))
     throw new Error(`the test process ended before it was ready: ${JSON.stringify(first)}`)
   if ('error' in first && first.error !== undefined) throw new Error(first.error)
@@ -103,11 +117,21 @@ export async function forkTurnpike(
   return {
     url,
     pid,
+    warnings,
     exited,
     kill: (signal = 'SIGKILL') => void child.kill(signal),
+    held: () => askChild<Held>(child, 'held'),
+    objects: () => askChild<HeldObjects>(child, 'objects'),
     async end() {
       child.kill('SIGKILL')
       await exited
     },
   }
+}
+
+async function askChild<T>(child: ChildProcess, question: string): Promise<T> {
+  const answer = once(child, 'message')
+  child.send(question)
+  const [found] = (await answer) as [T]
+  return found
 }

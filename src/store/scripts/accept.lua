@@ -11,7 +11,7 @@
 --             | {'limited', ms until the next token} | {'unknown'}: not known, and ARGV[18]
 -- Expiry      aliases after ARGV[6]; a rate bucket once it is full again; the log's expiry ends
 -- Repeat      the same turn id finds its turn as it is now and writes nothing
---#include emit
+--#include state
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
 local mailbox = KEYS[1] .. ':mailbox'
 
@@ -40,10 +40,17 @@ end
 local position = redis.call('LLEN', mailbox)
 local burst = tonumber(ARGV[15])
 local bucket = base .. 'rate:' .. ARGV[17]
-local tokens
+local tokens, fullMs
 if burst > 0 then
   local perMs = ARGV[16] / 60000
+  fullMs = math.ceil(burst / perMs) + 1000
   local held = redis.call('HMGET', bucket, 'tokens', 'at')
+  -- A clock that was set back must not hold a key up until it is again where it was.
+  if held[1] and tonumber(held[2]) > now then
+    held[2] = now
+    redis.call('HSET', bucket, 'at', nowText)
+    redis.call('PEXPIRE', bucket, fullMs)
+  end
   tokens = held[1] and math.min(burst, held[1] + (now - held[2]) * perMs) or burst
   if tokens < 1 then
     return { 'limited', string.format('%.0f', math.ceil((1 - tokens) / perMs)) }
@@ -55,24 +62,27 @@ end
 
 if tokens then
   redis.call('HSET', bucket, 'tokens', string.format('%.6f', tokens - 1), 'at', nowText)
-  redis.call('PEXPIRE', bucket, math.ceil(burst / ARGV[16] * 60000) + 1000)
+  redis.call('PEXPIRE', bucket, fullMs)
 end
 
-local current = { 'agent', ARGV[12], 'channel', ARGV[13], 'replyAddress', ARGV[14], 'updatedAt', nowText }
-local isFirst = false
-if redis.call('HEXISTS', KEYS[1], 'id') == 0 then
-  redis.call('HSET', KEYS[1], 'id', ARGV[10], 'tenant', ARGV[11], 'createdAt', nowText, 'status', 'idle',
-    'generation', '0', unpack(current))
-  isFirst = redis.call('HINCRBY', KEYS[1], 'incarnation', 1) == 1
-else
-  redis.call('HSET', KEYS[1], unpack(current))
+read('id', 'seq', 'incarnation')
+put('agent', ARGV[12])
+put('channel', ARGV[13])
+put('replyAddress', ARGV[14])
+put('updatedAt', nowText)
+if not c.id then
+  put('id', ARGV[10])
+  put('tenant', ARGV[11])
+  put('createdAt', nowText)
+  put('status', 'idle')
+  put('generation', '0')
+  put('incarnation', string.format('%.0f', (c.incarnation or 0) + 1))
 end
 -- The first life of a conversation has no log that could be about to expire.
-if not isFirst then
+if c.seq then
   redis.call('PERSIST', KEYS[1] .. ':events')
   redis.call('PERSIST', KEYS[1] .. ':times')
 end
-conversationJson = cjson.encode(ARGV[10])
 
 local fields = {
   'status', 'queued', 'cid', cid, 'conversation', ARGV[10], 'agent', ARGV[12], 'replyAddress', ARGV[14],
@@ -99,4 +109,5 @@ redis.call('ZADD', KEYS[1] .. ':turns', now, turn)
 redis.call('ZADD', base .. 'pending', 'NX', now + ARGV[9], cid)
 redis.call('ZADD', base .. 'timers', now + ARGV[8], 'expiry~' .. cid .. '~' .. turn)
 redis.call('ZADD', base .. 'idx:' .. ARGV[11], now, cid)
+save()
 return { 'accepted', turn, 'queued', tostring(position), tostring(seq) }

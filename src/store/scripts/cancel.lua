@@ -5,7 +5,7 @@
 -- Returns  {'cancelled'} | {'marked'} | {'ended', status} | {'not_found'}
 -- Expiry   the ended turn's hash after ARGV[4]
 -- Repeat   harmless: a second call finds the turn marked or ended
---#include emit
+--#include state
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
 --#include mailbox
 local status = redis.call('HGET', base .. 't:' .. turn, 'status')
@@ -13,9 +13,11 @@ if not status then
   return { 'not_found' }
 end
 if status == 'queued' then
-  end_turn(turn, 'cancelled', '', tonumber(ARGV[4]))
+  read('id', 'seq', 'headSeq', 'status', 'trimmedAt')
+  end_turn(turn, '0', true, 'cancelled', '', ARGV[4], {})
   settle(tonumber(ARGV[5]))
-  trim_log(tonumber(ARGV[6]), tonumber(ARGV[5]))
+  trim_log(tonumber(ARGV[6]), tonumber(ARGV[5]), tonumber(ARGV[4]))
+  save()
   return { 'cancelled' }
 end
 if status == 'running' then

@@ -6,10 +6,10 @@
 -- Returns  {'deleted'} | {'not_found'}
 -- Expiry   the emptied turns after ARGV[3]; the tombstone stays
 -- Repeat   the second call answers not_found
---#include emit
+--#include state
 local base, cid = ARGV[1], ARGV[2]
-local held = redis.call('HMGET', KEYS[1], 'id', 'tenant', 'generation')
-if not held[1] then
+read('id', 'tenant', 'generation', 'seq', 'n', 'epoch', 'incarnation')
+if not c.id then
   return { 'not_found' }
 end
 -- Open turns may be older than what the list of turns keeps.
@@ -25,7 +25,7 @@ for _, turn in ipairs(redis.call('ZRANGE', KEYS[1] .. ':turns', 0, -1)) do
   if state[1] == 'queued' or state[1] == 'running' or state[1] == 'paused' then
     local seq = emit('turn.cancelled', turn, state[2], '')
     redis.call('DEL', turnKey)
-    redis.call('HSET', turnKey, 'status', 'cancelled', 'cid', cid, 'conversation', held[1], 'attempts', state[2],
+    redis.call('HSET', turnKey, 'status', 'cancelled', 'cid', cid, 'conversation', c.id, 'attempts', state[2],
       'createdAt', state[3], 'endedAt', nowText, 'queuedSeq', state[5], 'endedSeq', seq, 'input', '[]')
     if state[4] then
       redis.call('HSET', turnKey, 'startedAt', state[4])
@@ -37,15 +37,16 @@ for _, turn in ipairs(redis.call('ZRANGE', KEYS[1] .. ':turns', 0, -1)) do
   end
   redis.call('ZREM', base .. 'timers', 'expiry~' .. cid .. '~' .. turn)
 end
-for k = 1, tonumber(held[3]) do
+for k = 1, tonumber(c.generation) do
   local generation = KEYS[1] .. ':g' .. k
   redis.call('DEL', generation, generation .. ':items', generation .. ':requests')
 end
-local kept = redis.call('HMGET', KEYS[1], 'seq', 'n', 'epoch', 'incarnation')
+-- Followers hear how it ended before its log goes.
+save()
 redis.call('DEL', KEYS[1], KEYS[1] .. ':mailbox', KEYS[1] .. ':notes', KEYS[1] .. ':events', KEYS[1] .. ':times',
   KEYS[1] .. ':turns')
-redis.call('HSET', KEYS[1], 'seq', kept[1] or '0', 'n', kept[2] or '0', 'incarnation', kept[4] or '0',
-  'epoch', (tonumber(kept[3]) or 0) + 1)
+redis.call('HSET', KEYS[1], 'seq', c.seq or '0', 'n', c.n or '0', 'incarnation', c.incarnation or '0',
+  'epoch', (c.epoch or 0) + 1)
 redis.call('ZREM', base .. 'pending', cid)
-redis.call('ZREM', base .. 'idx:' .. held[2], cid)
+redis.call('ZREM', base .. 'idx:' .. c.tenant, cid)
 return { 'deleted' }

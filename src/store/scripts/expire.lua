@@ -5,7 +5,7 @@
 -- Returns  {'expired'} | {'early'} (not due yet: the timer stays, at its own time) | {'none'}
 -- Expiry   the ended turn's hash after ARGV[4]
 -- Repeat   harmless
---#include emit
+--#include state
 local base, cid, turn = ARGV[1], ARGV[2], ARGV[3]
 --#include mailbox
 local timer = 'expiry~' .. cid .. '~' .. turn
@@ -18,7 +18,9 @@ if tonumber(state[2]) > now then
   redis.call('ZADD', base .. 'timers', state[2], timer)
   return { 'early' }
 end
-expire_turn(turn, tonumber(ARGV[4]))
+read('id', 'seq', 'headSeq', 'status', 'trimmedAt')
+expire_turn(turn, ARGV[4])
 settle(tonumber(ARGV[5]))
-trim_log(tonumber(ARGV[6]), tonumber(ARGV[5]))
+trim_log(tonumber(ARGV[6]), tonumber(ARGV[5]), tonumber(ARGV[4]))
+save()
 return { 'expired' }

@@ -1,22 +1,22 @@
--- Shared by every script of a turn's owner. Needs KEYS[1], the conversation's hash.
+-- Shared by the scripts of a turn's owner. Needs state, with epoch, owner, op and opReply read.
 -- fence(epoch, op) returns nil when the caller may write; else the reply to return at once:
 --   {'lost'} when another epoch rules or the lease was given up, or the kept reply when (epoch, op) was done before.
--- keep(epoch, op, reply) stores the reply for a repeat of the call and returns it.
+-- keep(epoch, op, reply) stores the reply for a repeat of the call and returns it; before `save`.
 local function fence(epoch, op)
-  local held = redis.call('HMGET', KEYS[1], 'epoch', 'owner', 'op', 'opReply')
-  if held[1] ~= epoch then
+  if c.epoch ~= epoch then
     return { 'lost' }
   end
-  if held[3] == epoch .. ':' .. op then
-    return cjson.decode(held[4])
+  if c.op == epoch .. ':' .. op then
+    return cjson.decode(c.opReply)
   end
-  if not held[2] or held[2] == '' then
+  if not c.owner or c.owner == '' then
     return { 'lost' }
   end
   return nil
 end
 
 local function keep(epoch, op, reply)
-  redis.call('HSET', KEYS[1], 'op', epoch .. ':' .. op, 'opReply', cjson.encode(reply))
+  put('op', epoch .. ':' .. op)
+  put('opReply', cjson.encode(reply))
   return reply
 end

@@ -5,9 +5,10 @@
 -- Returns  {'released'} | {'lost'}
 -- Expiry   none
 -- Repeat   same (epoch, op): same reply, nothing written
---#include emit
+--#include state
 --#include fence
 local base, cid = ARGV[1], ARGV[2]
+read('id', 'seq', 'epoch', 'owner', 'op', 'opReply')
 local stop = fence(ARGV[3], ARGV[4])
 if stop then
   return stop
@@ -17,9 +18,12 @@ if head then
   local turn = redis.call('HMGET', base .. 't:' .. head, 'status', 'attempts')
   if turn[1] == 'running' then
     emit('turn.phase', head, turn[2], ',"phase":"handing_over"')
-    redis.call('HSET', KEYS[1], 'phase', 'handing_over')
+    put('phase', 'handing_over')
   end
   redis.call('ZADD', base .. 'pending', now, cid)
 end
-redis.call('HSET', KEYS[1], 'owner', '', 'leaseUntil', '0')
-return keep(ARGV[3], ARGV[4], { 'released' })
+put('owner', '')
+put('leaseUntil', '0')
+local reply = keep(ARGV[3], ARGV[4], { 'released' })
+save()
+return reply

@@ -8,7 +8,7 @@ import { type Shard, turnKey } from '../../../src/store/keys.ts'
 import { cancelTurn, deleteConversation, putNote, send } from './clients.ts'
 import { expectAsModel } from './compare.ts'
 import type { Model } from './model.ts'
-import { append, type Choice, claimAs, commit, forget, goOn, look, release, renew } from './owner.ts'
+import { appendNow, type Choice, claimAs, commit, forget, goOn, look, release, renew } from './owner.ts'
 import { type Answer, NAMES, type Run, tally } from './run.ts'
 import type { Activation } from './shapes.ts'
 
@@ -24,7 +24,7 @@ const answer = fc.oneof(
   { weight: 1, arbitrary: fc.constant<Answer>('lost') },
 )
 const index = fc.nat(30)
-const choice = fc.record({ answer, wantNext: fc.boolean(), deltas: fc.nat(4) })
+const choice = fc.record({ answer, wantNext: fc.boolean(), deltas: fc.nat(4), joined: fc.boolean() })
 
 function toCommand<P>(name: string, params: fc.Arbitrary<P>, can: (model: Model) => boolean, play: Play<P>) {
   const make = (given: P): Command => ({
@@ -144,7 +144,7 @@ const waitingFor = ({ boxes }: Model) =>
 
 const work = ownerCommand('go on', goOn)
 const stream = ownerCommand('stream', (run, a, choice) =>
-  a.stage === 'intended' && !a.cancelled ? append(run, a, choice) : goOn(run, a, choice),
+  a.stage === 'intended' && !a.cancelled ? appendNow(run, a, choice) : goOn(run, a, choice),
 )
 const fail = ownerCommand('fail', (run, a, choice) => commit(run, a, 'failed', choice))
 
@@ -275,7 +275,7 @@ export async function drain(run: Run): Promise<void> {
       await endLease(run, box.name)
       const a = await claimAs(run, box.name, 'heard')
       while (a && run.model.activations.includes(a))
-        await goOn(run, a, { answer: 'heard', wantNext: true, deltas: 1 })
+        await goOn(run, a, { answer: 'heard', wantNext: true, deltas: 1, joined: true })
       await expectAsModel(run, box.name)
     }
   }

@@ -3,7 +3,7 @@
 
 import { expect } from 'vitest'
 import { turnKey } from '../../../src/store/keys.ts'
-import { type Run, tally, toEvent } from './run.ts'
+import { type Run, tally, toEvents } from './run.ts'
 import type { Box, ModelTurn } from './shapes.ts'
 
 const ENDS = ['turn.completed', 'turn.failed', 'turn.cancelled', 'turn.expired']
@@ -147,7 +147,11 @@ async function readConversation(run: Run, box: Box) {
       const { id, expiresAt } = JSON.parse(raw) as { id: string; expiresAt?: number }
       return { id, ranOut: expiresAt === 1 }
     }),
-    log: log.map(([id, entry]) => toEvent(id, entry[1] ?? '', entry[3] ?? '')),
+    log: log.flatMap(([id, [, lines = '']]) => {
+      const events = toEvents(lines)
+      expect(id, 'an entry has the number of its last event').toBe(`${events.at(-1)?.id}-0`)
+      return events
+    }),
     items: items.map((raw) => JSON.parse(raw) as { n: number; id: string }),
     isPending: pending !== null,
     timers: timers
@@ -169,7 +173,7 @@ function toTurnPicture(fields: Record<string, string>) {
     cancel: fields.cancel !== undefined,
     intended: fields.intended !== undefined,
     done: fields['step:1']?.includes('"state":"done"') === true,
-    firstDelta: fields.firstDelta === undefined ? null : Number(fields.firstDelta),
+    firstDelta: fields.firstDelta ? Number(fields.firstDelta) : null,
     bound: fields.boundItem === undefined ? null : Number(fields.boundItem),
     // An empty table of Lua is written as {}.
     notes: Array.isArray(notes) ? notes.map((raw) => (JSON.parse(raw) as { id: string }).id) : [],

@@ -3,11 +3,13 @@
 
 import { Redis } from 'ioredis'
 import { createConversations } from '../../../src/store/conversations.ts'
+import type { Held } from '../../../src/store/held.ts'
 import { createHistory } from '../../../src/store/history.ts'
 import { type ConversationKey, createKeys, type Shard } from '../../../src/store/keys.ts'
 import type { Lease, LeaseOptions } from '../../../src/store/lease.ts'
 import { connectRedis } from '../../../src/store/redis.ts'
 import { createSweep } from '../../../src/store/sweep.ts'
+import type { StartedTurn } from '../../../src/store/turn-writes.ts'
 import type { BindEffect } from '../../../src/turn/build-turn-context.ts'
 import { GatewayError } from '../../../src/vocabulary/errors.ts'
 import { recordCalls } from '../record-calls.ts'
@@ -41,9 +43,7 @@ export async function openStage(redisUrl: string, prefix: string) {
   let settled: (() => void) | undefined
   subscriber.on('pmessage', (_pattern: string, channel: string, message: string) => {
     if (channel === `${prefix}:settled:live`) return settled?.()
-    const [seq = '', event = '', ...data] = message.split(' ')
-    const frames = heard.get(channel) ?? []
-    heard.set(channel, [...frames, toEvent(seq, event, data.join(' '))])
+    heard.set(channel, [...(heard.get(channel) ?? []), ...toEvents(message)])
   })
   await subscriber.psubscribe(`${prefix}*:live`)
   return {
@@ -103,6 +103,9 @@ export function createRun(stage: Stage, { prefix, shards, keepEvents }: Setting)
     of: (name: string): ConversationKey => keys.conversation('local', name),
     leases,
     effects: new Map<string, BindEffect>(),
+    /** What an owner holds of its conversation, and what came with the turn it started last. */
+    held: new Map<string, Held | undefined>(),
+    started: new Map<string, StartedTurn>(),
     /** Every note that was added, and those whose time was over. */
     added: [] as { id: string; key: string | undefined; box: string; incarnation: number }[],
     ranOut: new Set<string>(),
@@ -147,8 +150,23 @@ export async function ask<T>(
   }
 }
 
-/** An event of the log or of a live frame, as far as the model knows it. */
-export function toEvent(seq: string, event: string, json: string): ModelEvent {
+/** A reply without its moments, and a turn's hash without its order: a script that reads again does so later. */
+export function timeless(reply: unknown): unknown {
+  if (!Array.isArray(reply)) return typeof reply === 'string' && /^\d{13}$/.test(reply) ? '*' : reply
+  const values = reply.map(timeless)
+  if (!values.includes('queuedSeq')) return values
+  return Object.fromEntries(values.flatMap((name, i) => (i % 2 === 0 ? [[name, values[i + 1]]] : [])))
+}
+
+/** The events of an entry of the log, or of a live message, as far as the model knows them. */
+export function toEvents(lines: string): ModelEvent[] {
+  return lines.split('\n').map((line) => {
+    const [seq = '', event = '', ...data] = line.split(' ')
+    return toEvent(seq, event, data.join(' '))
+  })
+}
+
+function toEvent(seq: string, event: string, json: string): ModelEvent {
   const { turn, attempt, position, from } = JSON.parse(json) as Record<string, unknown>
   const made = { id: Number.parseInt(seq, 10), event, turn: String(turn), attempt: Number(attempt) }
   const detail = event === 'turn.queued' ? position : event === 'turn.restarted' ? from : undefined
