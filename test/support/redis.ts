@@ -233,10 +233,11 @@ inside() {
   else ps -A -o pid= -o command= | awk -v root="$1/" -v self=$$ 'index($0, root) && $1 != self { print $1 }'
   fi
 }
-for pass in 1 2 3 4 5; do
-  sleep 0.2
+none=0
+while [ $none -lt 2 ]; do
+  sleep 0.1
   pids=$(inside "$1" 2> /dev/null)
-  [ -z "$pids" ] || kill -9 $pids
+  if [ -z "$pids" ]; then none=$((none + 1)); else none=0; kill -9 $pids; fi
 done
 rm -rf "$1"`
 
