@@ -1,6 +1,6 @@
 # Gateway and worker in one image: TURNPIKE_ROLE says which; docker-compose.yml runs both beside a Redis. Any base with
-# Node 24 and npm will do.
-ARG NODE_IMAGE=node:24-bookworm-slim
+# Node 24 and npm will do; this is the version that the tests run on (package.json, optionalDependencies).
+ARG NODE_IMAGE=node:24.22.3-bookworm-slim
 FROM ${NODE_IMAGE}
 
 WORKDIR /app
@@ -9,6 +9,7 @@ COPY package.json package-lock.json .npmrc ./
 RUN npm ci --omit=dev --include=optional \
   && rm -rf node_modules/node-linux-* node_modules/.bin/node \
   && npm cache clean --force
+# What the configuration reads beside itself (file('prompts/…')) needs a line here and in .dockerignore.
 COPY turnpike.config.ts LICENSE ./
 COPY src ./src
 COPY routes ./routes

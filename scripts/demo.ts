@@ -216,6 +216,7 @@ const end = (as: number) => () => {
 }
 process.on('SIGINT', end(130))
 process.on('SIGTERM', end(143))
+process.on('SIGHUP', end(129))
 process.stdout.on('error', end(1))
 try {
   code = await main()

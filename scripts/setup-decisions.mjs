@@ -122,10 +122,13 @@ export function renderProblems(problems) {
   return `\n${problems.join('\n\n')}\n\nThen start again.`
 }
 
-export function renderServerRequest({ why, command, asRoot }) {
+/** `mayBeElsewhere`: false for what needs one of its own, as the demo and the tests that freeze it. */
+export function renderServerRequest({ why, command, asRoot }, { mayBeElsewhere = true } = {}) {
+  const server = 'redis-server or valkey-server'
+  const url = 'set REDIS_URL to a Redis from 7.0 or Valkey from 7.2.'
   const how =
     command === undefined
-      ? 'Install redis-server or valkey-server'
-      : `${asRoot === true ? 'As root, run' : 'Run'}:\n\n  ${command}\n`
-  return `Turnpike needs a Redis server (redis-server or valkey-server on PATH): ${why}. ${how}${command === undefined ? ', or' : '\nOr'} set REDIS_URL to a Redis from 7.0 or Valkey from 7.2.`
+      ? `Install ${server}${mayBeElsewhere ? `, or ${url}` : '.'}`
+      : `${asRoot === true ? 'As root, run' : 'Run'}:\n\n  ${command}\n${mayBeElsewhere ? `\nOr ${url}` : ''}`
+  return `Turnpike needs a Redis server (${server} on PATH): ${why}. ${how}`
 }

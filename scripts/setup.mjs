@@ -7,7 +7,6 @@ import { createHash } from 'node:crypto'
 import { once } from 'node:events'
 import { accessSync, constants, existsSync, lstatSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { delimiter, join } from 'node:path'
-import { setTimeout as delay } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import {
   decideNode,
@@ -17,6 +16,7 @@ import {
   renderServerRequest,
   SERVERS,
 } from './setup-decisions.mjs'
+import { endTurn, shareTurn, takeTurn } from './setup-turn.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const modules = join(root, 'node_modules')
@@ -25,17 +25,23 @@ const stampFile = join(modules, '.turnpike-setup')
 const turnFile = join(root, '.turnpike-setup.lock')
 const platform = `${process.platform}-${process.arch}`
 
-/** What runs for us now. A signal is waited out: npm removes what it has begun, and nobody must install meanwhile. */
+/** What runs for us now. */
 let child
 let isInterrupted = false
 process.on('SIGINT', stop)
 process.on('SIGTERM', stop)
 
+/** npm would undo its work for half a minute. What a kill leaves instead, the next set-up mends. */
+const NPM_STOP_MS = 1000
+
 function stop(signal) {
-  if (child && !isInterrupted) say(`stopping; ${child.spawnfile} tidies up first.`)
   isInterrupted = true
+  if (!child) return
+  const { process: running, program, isNpm } = child
+  say(isNpm ? 'stopping.' : `stopping, when ${program} has come to an end.`)
   // A terminal has sent SIGINT to both.
-  if (signal === 'SIGTERM') child?.kill(signal)
+  if (signal === 'SIGTERM') running.kill(signal)
+  if (isNpm) setTimeout(() => running.kill('SIGKILL'), NPM_STOP_MS).unref()
 }
 
 const withoutPackages = await preparePackages()
@@ -57,26 +63,32 @@ async function preparePackages() {
     return []
   }
   try {
-    await takeTurn()
+    const isWanted = () => !isInterrupted
+    const onWait = (pids) => say(`process ${pids.join(', ')} installs the packages; waiting for it.`)
+    if (!(await takeTurn(turnFile, { isWanted, onWait }))) return []
   } catch (error) {
     return [`The packages cannot be installed: ${error.message}`]
   }
   try {
     return isInterrupted ? [] : await installPackages()
   } finally {
-    rmSync(turnFile, { force: true })
+    endTurn(turnFile)
   }
 }
 
 async function installPackages() {
-  const { type, why, wantedStamp } = lookAtPackages()
+  const { type, why, wantedStamp, installed } = lookAtPackages()
   if (type === 'ready') return [] // By someone else, in the meantime.
-  if (type === 'install') {
-    say(`${why}: running npm ci, which takes up to a minute.`)
+  if (type === 'install' || !isOnDisk(installed)) {
+    say(
+      `${why ?? 'the packages are not those of package-lock.json'}: running npm ci, which takes up to a minute.`,
+    )
     // A removal of the old packages that is interrupted must not look like a whole installation.
     for (const file of [stampFile, hiddenLock]) rmSync(file, { force: true })
     if (!(await runNpmCi()) && (isInterrupted || !(await runNpmCi())))
-      return ['The packages were not installed; what npm said stands above. Run: npm ci']
+      return [
+        'The packages were not installed; what npm said stands above. Is the network there? Run: npm ci',
+      ]
   }
   dropForeignNode()
   writeFileSync(stampFile, wantedStamp)
@@ -86,40 +98,22 @@ async function installPackages() {
 function lookAtPackages() {
   const lockText = readFileSync(join(root, 'package-lock.json'), 'utf8')
   const wantedStamp = `${createHash('sha256').update(lockText).digest('hex')} ${platform}`
+  const installed = parse(readIfThere(hiddenLock))
   const decision = decidePackages({
     folder: kindOf(modules),
     lock: parse(lockText) ?? {}, // Of one that is broken npm tells more.
-    installed: parse(readIfThere(hiddenLock)),
+    installed,
     stamp: readIfThere(stampFile),
     wantedStamp,
   })
-  return { ...decision, wantedStamp }
+  return { ...decision, wantedStamp, installed }
 }
 
-/** Waits until no other set-up of this folder installs. The file names the processes that do. */
-async function takeTurn() {
-  for (let isTold = false; !isInterrupted; await delay(200)) {
-    try {
-      writeFileSync(turnFile, `${process.pid}`, { flag: 'wx' })
-      return
-    } catch (error) {
-      if (error.code !== 'EEXIST') throw error
-    }
-    const holders = (readIfThere(turnFile) ?? '').split(' ').map(Number)
-    if (!holders.some(isAlive)) rmSync(turnFile, { force: true })
-    else if (!isTold) {
-      say(`process ${holders.join(' ')} installs the packages; waiting for it.`)
-      isTold = true
-    }
-  }
-}
-
-function isAlive(pid) {
-  try {
-    return process.kill(pid, 0)
-  } catch (error) {
-    return error.code === 'EPERM'
-  }
+/** `npm install --package-lock-only` notes in the hidden lock what it has not installed. */
+function isOnDisk(installed) {
+  return Object.entries(installed.packages ?? {}).every(
+    ([path, { version }]) => parse(readIfThere(join(root, path, 'package.json')))?.version === version,
+  )
 }
 
 function runNpmCi() {
@@ -130,13 +124,16 @@ function runNpmCi() {
     .join(delimiter)
   const argv = ['npm', 'ci', '--include=dev', '--include=optional', '--loglevel=error']
   const options = { cwd: root, env: { ...process.env, PATH: path } }
-  return run(argv, options, (pid) => writeFileSync(turnFile, `${process.pid} ${pid}`))
+  return run(argv, options, (pid) => shareTurn(turnFile, pid))
 }
 
 /** The package has one binary for each processor, linked with glibc: elsewhere it hides the system's own Node. */
 function dropForeignNode() {
   const node = join(modules, '.bin', 'node')
-  if (existsSync(node) && spawnSync(node, ['--version'], { stdio: 'ignore' }).status !== 0) rmSync(node)
+  if (!existsSync(node)) return
+  const { status, signal } = spawnSync(node, ['--version'], { stdio: 'ignore' })
+  // A Ctrl-C that ends the trial says nothing of it.
+  if (status !== 0 && !['SIGINT', 'SIGTERM', 'SIGHUP', 'SIGKILL'].includes(signal ?? '')) rmSync(node)
 }
 
 async function prepareServer() {
@@ -148,13 +145,16 @@ async function prepareServer() {
       find('sudo') !== undefined && spawnSync('sudo', ['-n', 'true'], { stdio: 'ignore' }).status === 0,
   })
   if (decision.type === 'ready') return []
-  if (decision.type === 'ask') return [renderServerRequest(decision)]
+  // Who blanks it, as the demo does, needs a server here.
+  const where = { mayBeElsewhere: process.env.REDIS_URL === undefined }
+  if (decision.type === 'ask') return [renderServerRequest(decision, where)]
   say(`no redis-server or valkey-server on PATH and no REDIS_URL: installing one with ${decision.by}.`)
   let isDone = true
-  for (const { argv, mayFail } of decision.commands) isDone &&= (await run(argv)) || mayFail
+  for (const { argv, mayFail } of decision.commands)
+    isDone &&= !isInterrupted && ((await run(argv)) || mayFail)
   if (!isDone || !SERVERS.some((program) => find(program) !== undefined)) {
     const why = 'it was not installed; the reason stands above'
-    return [renderServerRequest({ why, command: decision.command })]
+    return [renderServerRequest({ why, command: decision.command }, where)]
   }
   if (decision.after.length > 0) {
     say('its own system service is stopped and disabled: Turnpike starts a private Redis instead.')
@@ -183,10 +183,11 @@ function say(text) {
 /** True when it ended well. Its output is shown. */
 async function run([program = '', ...args], options = {}, onSpawn = (_pid) => {}) {
   console.error(`  ${[program, ...args].join(' ')}`)
-  child = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'], ...options })
-  if (child.pid !== undefined) onSpawn(child.pid)
+  const running = spawn(program, args, { stdio: ['ignore', 'inherit', 'inherit'], ...options })
+  child = { process: running, program, isNpm: program === 'npm' }
+  if (running.pid !== undefined) onSpawn(running.pid)
   try {
-    const [code] = await once(child, 'close')
+    const [code] = await once(running, 'close')
     return code === 0
   } catch (error) {
     console.error(`  ${error.message}`)

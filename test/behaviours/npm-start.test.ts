@@ -63,6 +63,30 @@ test.each([
   expect(existsSync(ownerFile(script))).toBe(false)
 })
 
+test('closing its terminal ends it in good order too', async () => {
+  const script = npmStart({ LOG_LEVEL: 'info' })
+  await script.printed(/Ctrl-C/)
+  expect(isUp(script)).toBe(true)
+  script.hangUp()
+  await script.ended
+  // npm does not wait for it.
+  await expect.poll(() => script.left(), { timeout: 10_000 }).toEqual([])
+  expect(existsSync(ownerFile(script))).toBe(false)
+})
+
+test('it goes on when nobody takes its output', async () => {
+  const script = npmStart({ LOG_LEVEL: 'debug' })
+  const [, url = ''] = await script.printed(/listens on (http:\/\/127\.0\.0\.1:\d+)/)
+  script.stopReading()
+  for (let i = 0; i < 5; i++) {
+    const answer = await postMessage(url, 'a', { text: 'hi' }, {}, '?wait=30')
+    expect(await answer.json()).toMatchObject({ status: 'completed' })
+  }
+  script.signalGroup('SIGINT')
+  expect((await script.ended).code).toBe(0)
+  expect(script.left()).toEqual([])
+})
+
 test('Ctrl-C while it starts leaves nothing running', async () => {
   const script = npmStart({ LOG_LEVEL: 'info' })
   // The embedded Redis is up, and the rest is not.

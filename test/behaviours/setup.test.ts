@@ -1,115 +1,34 @@
 // The set-up on a machine that lacks things: run as npm does, in a copy of the project, on a PATH of stand-ins for npm
 // and the package managers that note how they were called. What it decides in each case is in scripts/setup-decisions.test.mjs.
 
-import { spawn, spawnSync } from 'node:child_process'
-import { once } from 'node:events'
 import {
-  chmodSync,
   copyFileSync,
   existsSync,
   mkdirSync,
-  mkdtempSync,
   readFileSync,
   rmSync,
   symlinkSync,
   writeFileSync,
 } from 'node:fs'
 import path from 'node:path'
-import { beforeEach, describe, expect, test, vi } from 'vitest'
-import { endWithThisProcess, temporaryRoot } from '../support/redis.ts'
+import { afterEach, beforeEach, describe, expect, test } from 'vitest'
+import { type BareMachine, createBareMachine, INSTALLS, NPM } from '../support/bare-machine.ts'
 import { isSoak, report } from '../support/soak.ts'
 
-const ROOT = path.join(import.meta.dirname, '../..')
 const RUNS_AS_ROOT = process.getuid?.() === 0
 /** 100 ms are promised; beside other suites the machine may be slower. */
 const NOTHING_TO_DO_MS = isSoak() ? 100 : 400
 
-let root: string
-let bin: string
+let machine: BareMachine
 
 beforeEach(() => {
-  root = mkdtempSync(path.join(temporaryRoot(), 'setup-'))
-  bin = path.join(root, 'bin')
-  mkdirSync(bin)
-  mkdirSync(path.join(root, 'scripts'))
-  for (const file of [
-    'package.json',
-    'package-lock.json',
-    'scripts/setup.mjs',
-    'scripts/setup-decisions.mjs',
-  ])
-    copyFileSync(path.join(ROOT, file), path.join(root, file))
-  for (const program of ['env', 'mkdir', 'cp', 'ln', 'rm', 'chmod', 'sleep'])
-    symlinkSync(
-      ['/usr/bin', '/bin'].map((folder) => path.join(folder, program)).find(existsSync) ?? '',
-      path.join(bin, program),
-    )
-  writeFileSync(path.join(root, 'calls'), '')
+  machine = createBareMachine()
 })
-
-/** A program on PATH; `$ROOT` and `$BIN` are the copy's. */
-function standIn(program: string, script: string): void {
-  const file = path.join(bin, program)
-  writeFileSync(file, `#!/bin/sh\necho "${program} $*" >> "$ROOT/calls"\n${script}\n`)
-  chmodSync(file, 0o755)
-}
-
-/** Ends like npm: the hidden lock last. The Node that it brings is the one that runs this. */
-const NPM =
-  'rm -rf node_modules; mkdir -p node_modules/.bin; ln -s "$NODE" node_modules/.bin/node; cp package-lock.json node_modules/.package-lock.json'
-const INSTALLS =
-  'case "$*" in *redis*) echo "#!/bin/sh" > "$BIN/redis-server"; chmod +x "$BIN/redis-server";; esac'
-
-function standInsForAll(): void {
-  standIn('npm', NPM)
-  standIn('apt-get', INSTALLS)
-  standIn('sudo', 'shift; exec "$@"')
-  standIn('invoke-rc.d', '')
-  standIn('update-rc.d', '')
-}
-
-const SETUP = () => path.join(root, 'scripts/setup.mjs')
-const environment = () => ({ PATH: bin, ROOT: root, BIN: bin, NODE: process.execPath })
-
-function setUp(env: Record<string, string> = {}) {
-  const beganAt = performance.now()
-  const { status, stdout, stderr } = spawnSync(process.execPath, [SETUP()], {
-    encoding: 'utf8',
-    env: { ...environment(), ...env },
-  })
-  const ms = performance.now() - beganAt
-  const made = calls()
-  writeFileSync(path.join(root, 'calls'), '')
-  return { status, stdout, stderr, calls: made, ms }
-}
-
-/** Without waiting for its end, as a terminal does, which can signal it with all that it runs. */
-function beginSetUp() {
-  const child = spawn(process.execPath, [SETUP()], {
-    env: environment(),
-    detached: true,
-    stdio: ['ignore', 'ignore', 'pipe'],
-  })
-  const pid = child.pid ?? 0
-  const forget = endWithThisProcess(pid)
-  const begun = { stderr: '', ended: once(child, 'close').then(([code]) => code as number | null) }
-  child.stderr.setEncoding('utf8').on('data', (text: string) => {
-    begun.stderr += text
-  })
-  void begun.ended.then(forget)
-  return { begun, interrupt: () => void process.kill(-pid, 'SIGINT') }
-}
-
-const calls = () =>
-  readFileSync(path.join(root, 'calls'), 'utf8')
-    .split('\n')
-    .filter((line) => line !== '' && !line.startsWith('sudo'))
-const npmCalls = () => calls().filter((call) => call.startsWith('npm ci')).length
-const untilNpmRuns = () => vi.waitFor(() => expect(npmCalls()).toBe(1), { timeout: 10_000, interval: 10 })
+afterEach(() => machine.close())
 
 test('a fresh clone gets packages and a Redis server, is told so, and needs nothing the next time', () => {
-  standInsForAll()
-  const first = setUp()
+  machine.standInsForAll()
+  const first = machine.setUp()
   expect(first.status).toBe(0)
   expect(first.calls).toEqual([
     'npm ci --include=dev --include=optional --loglevel=error',
@@ -120,15 +39,15 @@ test('a fresh clone gets packages and a Redis server, is told so, and needs noth
   ])
   expect(first.stderr).toMatch(/packages are not installed: running npm ci/)
   expect(first.stderr).toMatch(/no redis-server or valkey-server on PATH.*installing one with apt-get/)
-  const again = setUp()
+  const again = machine.setUp()
   expect(again).toMatchObject({ status: 0, calls: [], stdout: '', stderr: '' })
 })
 
 test('with nothing missing it takes no time', () => {
-  standInsForAll()
-  setUp()
+  machine.standInsForAll()
+  machine.setUp()
   // The least of several: what the machine does besides is not its doing.
-  const times = Array.from({ length: 8 }, () => setUp().ms)
+  const times = Array.from({ length: 8 }, () => machine.setUp().ms)
   const leastMs = Math.round(Math.min(...times))
   report('set-up with nothing missing', { leastMs, mostMs: Math.round(Math.max(...times)) })
   expect(leastMs).toBeLessThan(NOTHING_TO_DO_MS)
@@ -136,12 +55,12 @@ test('with nothing missing it takes no time', () => {
 
 describe('packages', () => {
   beforeEach(() => {
-    standInsForAll()
-    expect(setUp().status).toBe(0)
+    machine.standInsForAll()
+    expect(machine.setUp().status).toBe(0)
   })
-  const npmRan = () => setUp().calls.some((call) => call.startsWith('npm ci'))
+  const npmRan = () => machine.setUp().calls.some((call) => call.startsWith('npm ci'))
 
-  const lockFile = () => path.join(root, 'package-lock.json')
+  const lockFile = () => path.join(machine.root, 'package-lock.json')
   const changeLock = () => {
     const lock = JSON.parse(readFileSync(lockFile(), 'utf8'))
     lock.packages['node_modules/zod'].version = '0.0.1'
@@ -157,17 +76,17 @@ describe('packages', () => {
   test('are installed again when the installation was killed, though the lock is the old one again', () => {
     const lock = readFileSync(lockFile())
     changeLock()
-    standIn('npm', 'kill -9 $PPID')
-    expect(setUp().status).toBe(null)
+    machine.standIn('npm', 'kill -9 $PPID')
+    expect(machine.setUp().status).toBe(null)
     writeFileSync(lockFile(), lock)
-    standIn('npm', NPM)
+    machine.standIn('npm', NPM)
     expect(npmRan()).toBe(true)
   })
 
   test('are tried twice, and then asked for in one message', () => {
-    rmSync(path.join(root, 'node_modules'), { recursive: true })
-    standIn('npm', 'exit 1')
-    const { status, calls, stderr } = setUp()
+    rmSync(path.join(machine.root, 'node_modules'), { recursive: true })
+    machine.standIn('npm', 'exit 1')
+    const { status, calls, stderr } = machine.setUp()
     expect(status).toBe(1)
     expect(calls.filter((call) => call.startsWith('npm ci'))).toHaveLength(2)
     expect(stderr).toMatch(/The packages were not installed.*Run: npm ci/)
@@ -175,85 +94,72 @@ describe('packages', () => {
   })
 
   test('of somebody’s own installation are taken as they are', () => {
-    rmSync(path.join(root, 'node_modules', '.turnpike-setup'))
+    rmSync(path.join(machine.root, 'node_modules', '.turnpike-setup'))
+    expect(npmRan()).toBe(false)
+  })
+
+  test('of a hidden lock that tells more than is there are installed', () => {
+    // As after `npm install --package-lock-only`.
+    changeLock()
+    copyFileSync(lockFile(), path.join(machine.root, 'node_modules', '.package-lock.json'))
+    expect(npmRan()).toBe(true)
     expect(npmRan()).toBe(false)
   })
 
   test('behind a link are never touched', () => {
-    const elsewhere = path.join(root, 'elsewhere')
+    const elsewhere = path.join(machine.root, 'elsewhere')
     mkdirSync(elsewhere)
     writeFileSync(path.join(elsewhere, 'precious'), '')
-    rmSync(path.join(root, 'node_modules'), { recursive: true })
-    symlinkSync(elsewhere, path.join(root, 'node_modules'))
-    const { calls, stderr } = setUp()
+    rmSync(path.join(machine.root, 'node_modules'), { recursive: true })
+    symlinkSync(elsewhere, path.join(machine.root, 'node_modules'))
+    const { calls, stderr } = machine.setUp()
     expect(calls).toEqual([])
     expect(stderr).toMatch(/node_modules is a link.*left as it is/)
     expect(existsSync(path.join(elsewhere, 'precious'))).toBe(true)
   })
 })
 
-describe('while npm installs', () => {
-  const WAITS = 'while [ ! -e "$ROOT/go" ]; do sleep 0.05; done'
-
-  test('a second set-up waits and then has nothing to do', async () => {
-    standInsForAll()
-    standIn('npm', `${WAITS}; ${NPM}`)
-    const first = beginSetUp()
-    await untilNpmRuns()
-    const second = beginSetUp()
-    await vi.waitFor(() => expect(second.begun.stderr).toMatch(/process \d+ \d+ installs.*waiting/), 10_000)
-    writeFileSync(path.join(root, 'go'), '')
-    expect(await Promise.all([first.begun.ended, second.begun.ended])).toEqual([0, 0])
-    expect(npmCalls()).toBe(1)
-    expect(existsSync(path.join(root, '.turnpike-setup.lock'))).toBe(false)
-  })
-
-  test('Ctrl-C waits until npm has tidied up, and begins nothing else', async () => {
-    standInsForAll()
-    standIn('npm', `trap 'sleep 0.3; echo tidied >> "$ROOT/calls"; exit 1' INT; ${WAITS}`)
-    const { begun, interrupt } = beginSetUp()
-    await untilNpmRuns()
-    interrupt()
-    expect(await begun.ended).toBe(130)
-    expect(calls()).toEqual([expect.stringMatching(/^npm ci/), 'tidied'])
-    expect(begun.stderr).toMatch(/stopping; npm tidies up first/)
-    expect(begun.stderr).not.toMatch(/Turnpike needs|were not installed/)
-    standIn('npm', NPM)
-    expect(setUp().status).toBe(0)
-  })
-})
-
 test('a Node in the packages that does not run here gives way to the system’s', () => {
-  standInsForAll()
+  machine.standInsForAll()
   // As on a system without glibc: there, but not to be executed.
-  standIn(
+  machine.standIn(
     'npm',
     `${NPM}; rm node_modules/.bin/node; echo "#!/nowhere/ld" > node_modules/.bin/node; chmod +x node_modules/.bin/node`,
   )
-  expect(setUp().status).toBe(0) // This test runs on Node 24.
-  expect(existsSync(path.join(root, 'node_modules/.bin/node'))).toBe(false)
+  expect(machine.setUp().status).toBe(0) // This test runs on Node 24.
+  expect(existsSync(path.join(machine.root, 'node_modules/.bin/node'))).toBe(false)
+})
+
+test('a Ctrl-C that ends the trial of that Node does not cost it', () => {
+  machine.standInsForAll()
+  machine.standIn(
+    'npm',
+    `${NPM}; rm node_modules/.bin/node; printf '#!/bin/sh\\nkill -INT $$\\n' > node_modules/.bin/node; chmod +x node_modules/.bin/node`,
+  )
+  expect(machine.setUp().status).toBe(0)
+  expect(existsSync(path.join(machine.root, 'node_modules/.bin/node'))).toBe(true)
 })
 
 describe('the Redis server', () => {
-  beforeEach(() => standIn('npm', NPM))
+  beforeEach(() => machine.standIn('npm', NPM))
 
   test('is not installed where REDIS_URL names one', () => {
-    standInsForAll()
-    expect(setUp({ REDIS_URL: 'redis://127.0.0.1:6379' }).calls.map((call) => call.split(' ')[0])).toEqual([
-      'npm',
-    ])
+    machine.standInsForAll()
+    expect(
+      machine.setUp({ REDIS_URL: 'redis://127.0.0.1:6379' }).calls.map((call) => call.split(' ')[0]),
+    ).toEqual(['npm'])
   })
 
   test('is installed in spite of a stale package list', () => {
-    standInsForAll()
-    standIn('apt-get', `[ "$1" = update ] && exit 100; ${INSTALLS}`)
-    expect(setUp().status).toBe(0)
+    machine.standInsForAll()
+    machine.standIn('apt-get', `[ "$1" = update ] && exit 100; ${INSTALLS}`)
+    expect(machine.setUp().status).toBe(0)
   })
 
   test('is asked for, with the exact command, when it cannot be installed', () => {
-    standInsForAll()
-    standIn('apt-get', 'exit 100')
-    const { status, stderr } = setUp()
+    machine.standInsForAll()
+    machine.standIn('apt-get', 'exit 100')
+    const { status, stderr } = machine.setUp()
     expect(status).toBe(1)
     const command = 'apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends redis-server'
     expect(stderr).toMatch(
@@ -262,17 +168,26 @@ describe('the Redis server', () => {
     expect(stderr.match(/Turnpike needs/g)).toHaveLength(1)
   })
 
+  test.each([
+    ['where a REDIS_URL would do', {}, true],
+    ['without mention of a REDIS_URL where that is blanked', { REDIS_URL: '' }, false],
+  ])('is asked for %s', (_, env: Record<string, string>, isMentioned) => {
+    const { status, stderr } = machine.setUp(env)
+    expect(status).toBe(1)
+    expect(stderr.includes('set REDIS_URL')).toBe(isMentioned)
+  })
+
   test('is asked for when an installation brought no server', () => {
-    standInsForAll()
-    standIn('apt-get', 'exit 0')
-    expect(setUp()).toMatchObject({
+    machine.standInsForAll()
+    machine.standIn('apt-get', 'exit 0')
+    expect(machine.setUp()).toMatchObject({
       status: 1,
       stderr: expect.stringMatching(/Turnpike needs a Redis server/),
     })
   })
 
   test('is asked for where nothing can install it', () => {
-    const { status, stderr } = setUp()
+    const { status, stderr } = machine.setUp()
     expect(status).toBe(1)
     expect(stderr).toMatch(/Turnpike needs a Redis server.*REDIS_URL/)
     expect(stderr).not.toMatch(/\n\s+at /)

@@ -22,6 +22,10 @@ export interface NpmScript {
   printed(pattern: RegExp): Promise<RegExpExecArray>
   /** To everything in the foreground, as Ctrl-C does. */
   signalGroup(name: NodeJS.Signals): void
+  /** Nobody takes its output any more. */
+  stopReading(): void
+  /** As a terminal that is closed: nobody reads, and SIGHUP goes to everything. */
+  hangUp(): void
   /** To npm alone. */
   signal(name: NodeJS.Signals): void
   /** Command lines of the processes that are still there. */
@@ -51,7 +55,7 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
   })
   const { pid } = child
   if (pid === undefined) throw new Error('npm could not be started')
-  const forget = endWithThisProcess(pid)
+  const forget = endWithThisProcess(-pid)
   const output = { stdout: '', stderr: '', stdoutPieces: 0 }
   for (const name of ['stdout', 'stderr'] as const)
     child[name]?.setEncoding('utf8').on('data', (text: string) => {
@@ -62,6 +66,10 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
     forget()
     return { code: code as number | null, signal: signal as NodeJS.Signals | null }
   })
+  const stopReading = (): void => {
+    child.stdout?.destroy()
+    child.stderr?.destroy()
+  }
   const left = () => processesWith([mark, folder])
   return {
     pid,
@@ -69,6 +77,11 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
     folder,
     ended,
     signalGroup: (name) => void process.kill(-pid, name),
+    stopReading,
+    hangUp() {
+      stopReading()
+      process.kill(-pid, 'SIGHUP')
+    },
     signal: (name) => void child.kill(name),
     left: () => left().map(({ command }) => command),
     close() {

@@ -217,7 +217,10 @@ async function freePort(): Promise<number> {
   return address.port
 }
 
-/** A shell that outlives this process, kills what it is told of at the end of its input, and removes the folder. */
+/**
+ * A shell that outlives this process. At the end of its input it kills what it was told of, then whatever still works in
+ * the folder (an embedded Redis whose owner it has just killed, what a script had begun), and removes the folder.
+ */
 const GUARD = `pids=
 while read -r op pid; do
   if [ "$op" = add ]; then pids="$pids $pid"; else
@@ -225,6 +228,17 @@ while read -r op pid; do
   fi
 done
 [ -z "$pids" ] || kill -9 $pids
+inside() {
+  if [ -d /proc/self ]; then find /proc -maxdepth 2 -name cwd -lname "$1*" | cut -d / -f 3
+  else ps -A -o pid= -o command= | awk -v root="$1/" -v self=$$ 'index($0, root) && $1 != self { print $1 }'
+  fi
+}
+none=0
+while [ $none -lt 2 ]; do
+  sleep 0.1
+  pids=$(inside "$1" 2> /dev/null)
+  if [ -z "$pids" ]; then none=$((none + 1)); else none=0; kill -9 $pids; fi
+done
 rm -rf "$1"`
 
 interface Guard {
@@ -253,8 +267,12 @@ export function temporaryRoot(): string {
   return guard.root
 }
 
-/** Kills `pid`, a child or not, when this process ends, even by SIGKILL. Call the result once it has ended before. */
+/**
+ * Kills `pid`, a child or not, when this process ends, even by SIGKILL; a negative one is a process group, as for
+ * `process.kill`. Call the result once it has ended before.
+ */
 export function endWithThisProcess(pid: number): () => void {
+  if (pid === 0) throw new Error('Nothing was started: there is no process to end')
   guard ??= startGuard()
   const { tell } = guard
   tell(`add ${pid}`)
