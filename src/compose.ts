@@ -61,15 +61,15 @@ export async function compose(options: ComposeOptions) {
   const subscriber = connectRedis(target, 'subscriber', storeTrouble)
   // Large reads must not stand before accepts.
   const reader = connectRedis(target, 'producer', storeTrouble)
-  const worker = connectRedis(target, 'worker', storeTrouble)
+  // A gateway runs no turns, and so has no connection for them.
+  const worker = config.role === 'gateway' ? producer : connectRedis(target, 'worker', storeTrouble)
+  const connections = [...new Set([producer, reader, subscriber, worker])]
   const closing = async (): Promise<void> => {
-    await Promise.all([producer, reader, subscriber, worker].map(closeRedis))
+    await Promise.all(connections.map(closeRedis))
   }
   producer.on('ready', trouble.onReady)
   try {
-    await Promise.all(
-      [producer, reader, subscriber, worker].map((redis) => untilReady(redis, READY_TIMEOUT_MS)),
-    )
+    await Promise.all(connections.map((redis) => untilReady(redis, READY_TIMEOUT_MS)))
     await openStore(producer, keys)
     await loadScripts(producer)
   } catch (error) {
