@@ -16,7 +16,10 @@ export async function measureFirstDelta(bench: Bench): Promise<Measured> {
   const probes = bench.isQuick ? 30 : PROBES
   await bench.turnpike('worker', SETTINGS)
   await bench.start('raw-jobs', { redisUrl: bench.redisUrl, name: QUEUE, concurrency: 50 })
-  const probe = await bench.start('probe', { ...settingsOf(bench.redisUrl, 'gateway', SETTINGS), queueName: QUEUE })
+  const probe = await bench.start('probe', {
+    ...settingsOf(bench.redisUrl, 'gateway', SETTINGS),
+    queueName: QUEUE,
+  })
   const gateway = await bench.turnpike('gateway', SETTINGS)
   const client = await openClient(`${gateway.url}/v1/conversations/client`)
   const atClient: number[] = []
