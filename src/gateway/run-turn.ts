@@ -109,7 +109,9 @@ export async function runTurn(
   const complete = ({ text, stopReason, usage }: ModelResult, before: TurnWrite[] = []): Promise<TurnEnd> => {
     const reply: Reply = { text, content: isBlank(text) ? [] : [{ type: 'text', text }] }
     const fields = { reply: JSON.stringify(reply), usage: JSON.stringify(usage), stopReason }
-    return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields }, text, before)
+    // A step that was done before has left its answer in the history.
+    const said = before.length > 0 ? text : ''
+    return end({ status: 'completed', items: [], data: { reply, usage, stopReason }, fields }, said, before)
   }
 
   // Before anything is parsed: what is read may be what ended the workers before.

@@ -33,7 +33,7 @@ export interface LeaseOptions {
   retention: Retention
   /** A renewal that was refused for a reason that does not pass; the lease may run out. */
   onTrouble: (error: unknown) => void
-  /** Called after each written call, by script name; tests put failpoints there. */
+  /** Called for each write once its call is answered, and for a claim and a release; tests put failpoints there. */
   onStep: (name: string) => void | Promise<void>
 }
 

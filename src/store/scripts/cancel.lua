@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Cancel a turn: a queued one ends here, a running one gets a mark that its owner obeys.
 -- KEYS[1]  conversation's hash
--- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms, 6 log entries kept
+-- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms, 6 events kept
 -- Returns  {'cancelled'} | {'marked'} | {'ended', status} | {'not_found'}
 -- Expiry   the ended turn's hash after ARGV[4]
 -- Repeat   harmless: a second call finds the turn marked or ended

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Expire a turn that waited too long; anything else about it only takes the timer away.
 -- KEYS[1]  conversation's hash
--- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms, 6 log entries kept
+-- ARGV     1 base, 2 cid, 3 turn, 4 turn retention in ms, 5 log retention in ms, 6 events kept
 -- Returns  {'expired'} | {'early'} (not due yet: the timer stays, at its own time) | {'none'}
 -- Expiry   the ended turn's hash after ARGV[4]
 -- Repeat   harmless

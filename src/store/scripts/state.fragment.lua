@@ -12,7 +12,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local nowText = string.format('%.0f', now)
 local c = {}
-local changes = {}
+local changed = {}
 local frames = {}
 local logExpiresMs
 
@@ -24,9 +24,11 @@ local function read(...)
 end
 
 local function put(name, value)
+  if not changed[name] then
+    changed[name] = true
+    changed[#changed + 1] = name
+  end
   c[name] = value
-  changes[#changes + 1] = name
-  changes[#changes + 1] = value
 end
 
 local function emit(event, turn, attempt, rest)
@@ -42,8 +44,14 @@ local function save()
   if #frames > 0 then
     put('seq', string.format('%.0f', c.seq))
   end
-  if #changes > 0 then
-    redis.call('HSET', KEYS[1], unpack(changes))
+  if #changed > 0 then
+    -- Each name once: what is unpacked has a limit, and one script may end thousands of turns.
+    local set = {}
+    for i, name in ipairs(changed) do
+      set[2 * i - 1] = name
+      set[2 * i] = c[name]
+    end
+    redis.call('HSET', KEYS[1], unpack(set))
   end
   if #frames > 0 then
     local lines = table.concat(frames, '\n')
