@@ -23,7 +23,7 @@ export interface ModelResult {
 
 export type ModelOutcome =
   /** `writes` are still to be written, with whatever comes next: the last deltas, and the step as done. */
-  | { type: 'done'; result: ModelResult; writes: TurnWrite[]; item: Item | undefined; firstTokenAt?: number }
+  | { type: 'done'; result: ModelResult; writes: TurnWrite[]; firstTokenAt?: number }
   /** `text` is what had reached the log. */
   | { type: 'aborted'; text: string }
   | { type: 'failed'; error: TurnError; text: string }
@@ -139,7 +139,6 @@ export async function runModelCall(call: ModelCall, options: ModelCallOptions): 
           type: 'done',
           result,
           writes: rest ? [rest, done] : [done],
-          item: done.items[0],
           ...(firstTokenAt !== undefined && { firstTokenAt }),
         }
       }

@@ -12,7 +12,14 @@ import { type BindEffect, buildTurnContext, type TurnContext } from '../turn/bui
 import type { Item } from '../vocabulary/item.ts'
 import type { Authority, Reply, TurnError, Usage } from '../vocabulary/turn.ts'
 import type { TurnControl } from './control.ts'
-import { assistantItem, isBlank, type ModelResult, prepareModelCall, runModelCall } from './model-step.ts'
+import {
+  assistantItem,
+  isBlank,
+  type ModelCall,
+  type ModelResult,
+  prepareModelCall,
+  runModelCall,
+} from './model-step.ts'
 import { foldTexts } from './snapshot.ts'
 
 export interface RunTurnOptions {
@@ -120,7 +127,7 @@ export async function runTurn(
       code: 'take_over_limit',
       message: `The turn was started ${started.attempt} times and no worker finished it; it is given up.`,
     })
-  let loaded = await history.take(lease.of, started)
+  const loaded = await history.take(lease.of, started)
   if (!loaded) throw new Error(`turn ${started.turn} is in the mailbox but not in the store`)
   const { turn } = loaded
   const { measure } = options
@@ -146,57 +153,72 @@ export async function runTurn(
 
   const { route } = agent
   const provider = await options.provider(agent.provider)
-  // Composes and binds until the notes that the sidecar tells are the notes that wait.
-  for (;;) {
-    const { context: composed, effects } = contextOf(loaded, options, lease)
-    const isOpen = composed.generation === loaded.held?.generation.number
-    const chain = isOpen ? loaded.held?.chains.get(route) : undefined
-    const call = prepareModelCall(composed, agent, provider, last?.n ?? 1, chain)
+  const announced = await announceCall(loaded, agent, provider, lease, started, options)
+  if (announced === 'cancelled') return cancelled('')
+  context = announced.context
+  held = announced.held
+  const contextMs = options.nowMs() - beganAt
+  measured.contextMs = String(contextMs)
+  measure.context(contextMs)
+
+  const outcome = await runModelCall(announced.call, {
+    lease,
+    context,
+    provider,
+    turn: started,
+    index: 0,
+    signal: control.signal,
+    limits: options.limits,
+    windowMs: options.windowMs,
+    onCancel: () => control.stop('cancelled'),
+    onUsage: (usage) => measure.usage(route, usage),
+    onStep: options.onStep,
+    nowMs: options.nowMs,
+  })
+  switch (outcome.type) {
+    case 'done':
+      if (outcome.firstTokenAt !== undefined) {
+        measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
+        measure.firstToken(outcome.firstTokenAt - beganAt)
+      }
+      return complete(outcome.result, outcome.writes)
+    case 'failed':
+      return fail(outcome.error, outcome.text)
+    case 'aborted':
+      if (control.stoppedBy === 'handed_over') {
+        await lease.release()
+        return { type: 'handed_over' }
+      }
+      return cancelled(outcome.text)
+  }
+}
+
+/**
+ * Composes a turn's context, binds it and announces its first call, in one write; again until the notes that the
+ * sidecar tells are the notes that wait.
+ */
+async function announceCall(
+  loaded: LoadedTurn,
+  agent: Agent,
+  provider: Provider,
+  lease: Lease,
+  started: StartedTurn,
+  options: RunTurnOptions,
+): Promise<{ call: ModelCall; context: TurnContext; held: Held | undefined } | 'cancelled'> {
+  for (let current = loaded; ; ) {
+    const { held, turn } = current
+    const { context, effects } = contextOf(current, options, lease)
+    const isOpen = context.generation === held?.generation.number
+    const chain = isOpen ? held?.chains.get(agent.route) : undefined
+    const call = prepareModelCall(context, agent, provider, turn.steps.at(-1)?.n ?? 1, chain)
     await options.onStep('context.built')
     const writes = [...effects.map(toBind), call.intended]
     const reply = (await lease.write(started, writes)).at(-1)
-    if (reply?.type === 'cancelled') return cancelled('')
-    if (reply?.type === 'notes_changed') {
-      loaded = await history.load(lease.of, started.turn, started.generation)
-      if (!loaded) throw new Error(`turn ${started.turn} left the store while it ran`)
-      continue
-    }
-    held = advance(loaded.held, writes)
-    context = composed
-    const contextMs = options.nowMs() - beganAt
-    measured.contextMs = String(contextMs)
-    measure.context(contextMs)
-
-    const outcome = await runModelCall(call, {
-      lease,
-      context,
-      provider,
-      turn: started,
-      index: 0,
-      signal: control.signal,
-      limits: options.limits,
-      windowMs: options.windowMs,
-      onCancel: () => control.stop('cancelled'),
-      onUsage: (usage) => measure.usage(route, usage),
-      onStep: options.onStep,
-      nowMs: options.nowMs,
-    })
-    switch (outcome.type) {
-      case 'done':
-        if (outcome.firstTokenAt !== undefined) {
-          measured.firstTokenMs = String(outcome.firstTokenAt - beganAt)
-          measure.firstToken(outcome.firstTokenAt - beganAt)
-        }
-        return complete(outcome.result, outcome.writes)
-      case 'failed':
-        return fail(outcome.error, outcome.text)
-      case 'aborted':
-        if (control.stoppedBy === 'handed_over') {
-          await lease.release()
-          return { type: 'handed_over' }
-        }
-        return cancelled(outcome.text)
-    }
+    if (reply?.type === 'cancelled') return 'cancelled'
+    if (reply?.type !== 'notes_changed') return { call, context, held: advance(held, writes) }
+    const fresh = await options.history.load(lease.of, started.turn, started.generation)
+    if (!fresh) throw new Error(`turn ${started.turn} left the store while it ran`)
+    current = fresh
   }
 }
 
