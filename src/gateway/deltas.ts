@@ -56,18 +56,17 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
     else start()
   }
 
-  /** One drain at a time; what came as one ended begins the next. */
+  /** One drain at a time; what came as one ended begins the next. After one that failed nothing more is written. */
   function start(): void {
-    if (writing || held || pending.length === 0) return
-    const draining = drain().finally(() => {
-      writing = undefined
-      start()
-    })
-    writing = draining
-    // What went wrong shows in flush(); here it must not end the process.
-    draining.catch((error: unknown) => {
-      failed ??= { error }
-    })
+    if (writing || held || failed || pending.length === 0) return
+    writing = drain()
+      .catch((error: unknown) => {
+        failed = { error }
+      })
+      .finally(() => {
+        writing = undefined
+        start()
+      })
   }
 
   async function drain(): Promise<void> {
@@ -104,7 +103,7 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
   async function settle(): Promise<void> {
     flushing = true
     hurry()
-    while (writing) await writing.catch(() => undefined)
+    while (writing) await writing
     if (failed) throw failed.error
   }
 

@@ -127,11 +127,8 @@ export async function runModelCall(call: ModelCall, options: ModelCallOptions): 
         }
       case 'stop': {
         options.onUsage(event.usage)
+        // The answer is whole: a hand-over that comes now need not ask for it again, and a cancel refuses the write.
         const rest = await writer.rest()
-        if (signal.aborted) {
-          if (rest) await options.lease.write(options.turn, [rest])
-          return { type: 'aborted', text }
-        }
         await options.onStep('model.stop')
         const result: ModelResult = { text, stopReason: event.reason, usage: event.usage }
         const done = toDone(call, result, options)

@@ -90,6 +90,8 @@ describe.concurrent('a process is killed', () => {
         // So that a kill in a later accept comes in mid-answer.
         if (broken && i === 1) await main.until(({ event }) => event === 'text.delta')
       }
+      // What comes together is one write.
+      if (step === 'append') await main.until(({ event }) => event === 'text.delta')
       allAccepted.release()
       const begun = answerTo('main 1').slice(0, 2).join('')
       await main.until(() => shownText(main.events, sent[0]?.turn ?? '').startsWith(begun))
