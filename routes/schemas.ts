@@ -57,7 +57,7 @@ export const messageSchema = z
       (content ?? []).some((part) => part.type !== 'text' || !BLANK.test(part.text)),
     'a message must not be blank',
   )
-  .meta({ id: 'NewMessage' })
+  .meta({ id: 'NewMessage', examples: [{ text: 'Hello!' }] })
 
 export const idempotencyKeySchema = z
   .string()

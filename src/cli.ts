@@ -27,9 +27,18 @@ export async function runCli(
   const { values, positionals } = parseArgs({
     args: argv,
     allowPositionals: true,
-    options: { tenant: { type: 'string' }, scopes: { type: 'string' }, name: { type: 'string' } },
+    options: {
+      tenant: { type: 'string' },
+      scopes: { type: 'string' },
+      name: { type: 'string' },
+      help: { type: 'boolean', short: 'h' },
+    },
   })
   const [group, command, ...rest] = positionals
+  if (values.help) {
+    print(USAGE)
+    return 0
+  }
   if (group !== 'keys' || command === undefined) {
     print(USAGE)
     return 1
@@ -44,7 +53,8 @@ export async function runCli(
   return withStore(config, async (keys) => {
     switch (command) {
       case 'create': {
-        const { tenant = '', name } = values
+        const { tenant, name } = values
+        if (tenant === undefined) throw new ConfigError('--tenant <tenant> is required: whose key is it?')
         if (!TENANT.test(tenant)) throw new ConfigError('--tenant: a tenant is a-z, 0-9, _ and -')
         const { key, secret } = await keys.create(
           { tenant, scopes: toScopes(values.scopes), ...(name !== undefined && { name }) },
@@ -56,8 +66,10 @@ export async function runCli(
         print(secret)
         return 0
       }
-      case 'list':
-        for (const key of await keys.list())
+      case 'list': {
+        const known = await keys.list()
+        if (known.length === 0) print('No keys in the store. Make one: keys create --tenant <tenant>')
+        for (const key of known)
           print(
             [
               key.id,
@@ -68,6 +80,7 @@ export async function runCli(
             ].join('  '),
           )
         return 0
+      }
       case 'revoke': {
         const revoked = await keys.revoke(rest[0] ?? '')
         print(revoked ? 'Revoked; gateways notice within 5 s.' : 'No key of this id; see keys list.')

@@ -2,8 +2,8 @@
 
 import type { Config } from './config.ts'
 
-/** `url` is where it listens; undefined for a worker without PORT. */
-export function greeting(url: string | undefined, config: Config): string {
+/** `url` is where it listens; undefined for a worker without PORT. `needsKey`: there are API keys, here or in the store. */
+export function greeting(url: string | undefined, config: Config, needsKey: boolean): string {
   const at = config.credentials.openai.baseUrl === undefined ? '' : ` (${config.credentials.openai.baseUrl})`
   const models = [...config.agents.values()].map(({ name, provider, route }) =>
     provider === 'demo' ? `${name}: the built-in demo` : `${name}: ${route}${at}`,
@@ -15,7 +15,7 @@ export function greeting(url: string | undefined, config: Config): string {
       '\n',
     )
   }
-  const key = config.keys.length > 0 ? ` -H 'authorization: Bearer <your key>'` : ''
+  const key = needsKey ? ` -H 'authorization: Bearer <your key>'` : ''
   return [
     `Turnpike listens on ${url}. Try:`,
     `  curl -N ${url}/v1/conversations/hello/messages${key} -H 'content-type: application/json' -H 'accept: text/event-stream' -d '{"text":"Hello!"}'`,

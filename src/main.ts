@@ -29,6 +29,8 @@ export interface Running {
   log: Logger
   /** Where it listens: a gateway for everything, a worker for its health. Undefined for a worker without PORT. */
   url: string | undefined
+  /** Whether whoever asks here needs an API key, as it was at the start. */
+  needsKey: boolean
   runningTurns(): number
   /** Stops intake, ends streams, lets turns end or hands them over, stops the embedded Redis. */
   close(): Promise<void>
@@ -75,6 +77,7 @@ async function open(
   let server: Server | undefined
   try {
     const host = await hostFor(config, turnpike, log)
+    const needsKey = config.role !== 'worker' && (await turnpike.gateway.access.hasKeys())
     if (config.role !== 'worker') server = await createServer(door)
     else if (config.port !== undefined) server = await createHealthServer(door)
     if (isWorker) await turnpike.turns.prepare()
@@ -88,6 +91,7 @@ async function open(
       config,
       log,
       url,
+      needsKey,
       runningTurns: turnpike.turns.runningCount,
       async close() {
         stopping = true
@@ -178,7 +182,7 @@ async function main(): Promise<void> {
     process.exit(1)
   }
   if (signalledAt !== undefined) return end(running, 'during the start')
-  console.log(greeting(running.url, running.config))
+  console.log(greeting(running.url, running.config, running.needsKey))
 }
 
 /** npm passes on to its child what the terminal has sent to both already: two signals this close are one. */

@@ -92,7 +92,7 @@ test('a key is made, used at once on every gateway, listed, and revoked within 5
     const noticedMs = Math.round(performance.now() - revokedAt)
     report('a revoked key is refused by two gateways', { noticedMs })
     expect(noticedMs).toBeLessThan(5000)
-    expect((await cli(['keys', 'list'], { env })).stdout).toBe('')
+    expect((await cli(['keys', 'list'], { env })).stdout).toMatch(/^No keys in the store/)
     expect(await keysHolding(redis.url, prefix, id)).toEqual([])
   } finally {
     for (const gateway of gateways) await gateway.close()
@@ -124,6 +124,7 @@ describe('the embedded store', () => {
     // With a key there, it may listen beyond this machine.
     const main = startMain(folder, { HOST: '0.0.0.0' })
     const port = (await main.printed(/listens on http:\S+:(\d+)/))[1]
+    await main.printed(/curl .*authorization: Bearer <your key>/)
     embeddedRedisPid(folder)
     const url = `http://127.0.0.1:${port}`
     expectProblem(await list(url), 401, 'unauthorized')
@@ -159,6 +160,12 @@ describe('keys hash', () => {
   })
 })
 
+test('--help tells how it is used, and is no mistake', async () => {
+  const lines: string[] = []
+  expect(await runCli(['--help'], {}, startFolder(), (line) => lines.push(line))).toBe(0)
+  expect(lines.join('\n')).toMatch(/^Usage:/)
+})
+
 describe('a mistake says what is wrong and makes no key', () => {
   const prefix = uniquePrefix()
   const tenant = ['--tenant', 'acme']
@@ -167,7 +174,7 @@ describe('a mistake says what is wrong and makes no key', () => {
     { args: ['keys'], says: /Usage/ },
     { args: ['keys', 'crate'], says: /Usage/ },
     { args: ['users', 'list'], says: /Usage/ },
-    { args: ['keys', 'create'], says: /--tenant/ },
+    { args: ['keys', 'create'], says: /--tenant <tenant> is required/ },
     { args: ['keys', 'create', '--tenant', 'Acme Inc'], says: /--tenant/ },
     { args: ['keys', 'create', ...tenant, '--scopes', ''], says: /--scopes/ },
     { args: ['keys', 'create', ...tenant, '--scopes', 'messages:read'], says: /--scopes.*messages:read/ },
