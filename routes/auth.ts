@@ -5,6 +5,8 @@ import cors from '@fastify/cors'
 import type { FastifyInstance, FastifyRequest } from 'fastify'
 import fastifyPlugin from 'fastify-plugin'
 import type { Turnpike } from '../src/compose.ts'
+import type { ConversationKey, Keys } from '../src/store/keys.ts'
+import type { TurnRecord } from '../src/store/turns.ts'
 import { type Credential, channelScopeOf, hasScope, OPERATOR, type Scope } from '../src/vocabulary/access.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import type { Authority } from '../src/vocabulary/turn.ts'
@@ -73,7 +75,7 @@ export const authPlugin = fastifyPlugin(
             : 'Send an API key as `Authorization: Bearer …`, or a browser token as ?token=….',
         )
       if (!hasScope(credential, needed)) {
-        const detail = `This key or token lacks the scope ${needed}.`
+        const detail = lacks(needed)
         // A browser would keep a key that is not refused, and never ask for a better one.
         if (sent?.isBasic) return refuse(detail)
         throw new GatewayError('forbidden', detail)
@@ -165,6 +167,24 @@ export function checkConversation(request: FastifyRequest, conversation: string)
       'forbidden',
       `This conversation is a channel's own: it needs the scope ${channelScopeOf(conversation)}.`,
     )
+}
+
+/** The conversation's keys inside the caller's tenant; refuses a caller that may not act in it. */
+export function enterConversation(request: FastifyRequest, id: string, keys: Keys): ConversationKey {
+  checkConversation(request, id)
+  return keys.conversation(credentialOf(request).tenant, id)
+}
+
+/** Whether a turn is of this tenant and, where one is named, of this conversation. */
+export function isTurnOf(turn: TurnRecord, tenant: string, conversation?: string): boolean {
+  return (
+    turn.cid.startsWith(`${tenant}~`) && (conversation === undefined || turn.conversation === conversation)
+  )
+}
+
+/** What is told to a caller without a scope. */
+export function lacks(scope: Scope): string {
+  return `This key or token lacks the scope ${scope}.`
 }
 
 /** Refuses a token where there is no one conversation to hold it to. */

@@ -6,7 +6,14 @@ import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { type Item, toCleanItem } from '../src/vocabulary/item.ts'
-import { authorityOf, checkConversation, credentialOf, mayEnter, refuseTokens } from './auth.ts'
+import {
+  authorityOf,
+  checkConversation,
+  credentialOf,
+  enterConversation,
+  mayEnter,
+  refuseTokens,
+} from './auth.ts'
 import { toInbound } from './inbound.ts'
 import {
   acceptedSchema,
@@ -31,11 +38,7 @@ export const conversationRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gate
   { gateway },
 ) => {
   const { config, keys, conversations, reads } = gateway
-  /** The conversation of the path, inside the caller's tenant; refuses callers that may not act in it. */
-  const keyOf = (request: FastifyRequest, id: string) => {
-    checkConversation(request, id)
-    return keys.conversation(credentialOf(request).tenant, id)
-  }
+  const keyOf = (request: FastifyRequest, id: string) => enterConversation(request, id, keys)
   const noConversation = () =>
     new GatewayError('not_found', 'No such conversation. It begins with its first message.')
 

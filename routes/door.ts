@@ -97,9 +97,6 @@ function statusOf({ ws }: FastifyRequest, { raw }: FastifyReply): number {
   return ws ? 101 : 499
 }
 
-/** As turn ids are made; what else stands there is the client's own text. */
-const TURN_ID = /^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-[0-9a-z]{1,3}$/
-
 export function toName(request: FastifyRequest, keys: Turnpike['gateway']['keys']): RequestName {
   const { url: route = 'unknown' } = request.routeOptions
   const { credential } = request
@@ -112,7 +109,8 @@ export function toName(request: FastifyRequest, keys: Turnpike['gateway']['keys'
     route,
     ...(credential && { key: credential.keyId }),
     ...(credential && isOf('conversations') && { cid: keys.conversation(credential.tenant, id ?? '').cid }),
-    ...(isOf('turns') && TURN_ID.test(id ?? '') && { turn: id ?? '' }),
+    // What is no turn id of ours is the client's own text.
+    ...(isOf('turns') && keys.shardOfTurn(id ?? '') && { turn: id ?? '' }),
   }
 }
 

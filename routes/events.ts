@@ -6,7 +6,7 @@ import type { FastifyPluginAsyncZod } from 'fastify-type-provider-zod'
 import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
 import { type Cursor, parseCursor } from '../src/gateway/snapshot.ts'
-import { checkConversation, credentialOf } from './auth.ts'
+import { enterConversation } from './auth.ts'
 import { conversationIdSchema } from './schemas.ts'
 import { sendEvents } from './sse.ts'
 
@@ -50,9 +50,8 @@ export const eventRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
     },
     async (request, reply) => {
       const { id } = request.params
-      checkConversation(request, id)
       const follower = await gateway.follow({
-        of: gateway.keys.conversation(credentialOf(request).tenant, id),
+        of: enterConversation(request, id, gateway.keys),
         conversation: id,
         cursor: cursorOf(request),
       })

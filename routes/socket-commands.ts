@@ -7,6 +7,7 @@ import type { Turnpike } from '../src/compose.ts'
 import { type Credential, hasScope } from '../src/vocabulary/access.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import type { Authority } from '../src/vocabulary/turn.ts'
+import { isTurnOf, lacks } from './auth.ts'
 import { toGatewayError } from './errors.ts'
 import { toInbound } from './inbound.ts'
 import { depthOf } from './json-body.ts'
@@ -134,11 +135,10 @@ async function obey(
   if (command.type === 'ping') return {}
   if (!(await gateway.access.isCurrent(credential)))
     throw new GatewayError('unauthorized', 'The key was revoked or the token has expired; connect anew.')
-  if (!hasScope(credential, 'messages:write'))
-    throw new GatewayError('forbidden', 'This key or token lacks the scope messages:write.')
+  if (!hasScope(credential, 'messages:write')) throw new GatewayError('forbidden', lacks('messages:write'))
   if (command.type === 'cancel') {
     const turn = await gateway.reads.turn(command.turn)
-    if (!turn?.cid.startsWith(`${authority.tenant}~`) || turn.conversation !== conversation)
+    if (!turn || !isTurnOf(turn, authority.tenant, conversation))
       throw new GatewayError('not_found', 'No such turn in this conversation.')
     return { turn: turn.id, status: await gateway.cancel(turn) }
   }

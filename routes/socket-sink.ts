@@ -4,21 +4,12 @@
 import type { Socket } from 'node:net'
 import type { WebSocket } from 'ws'
 import type { Sink } from '../src/gateway/follower.ts'
-import type { Frame } from '../src/vocabulary/event.ts'
+import { createFrameEncoder } from './frame-bytes.ts'
 
-const encoded = new WeakMap<Frame, Buffer>()
-
-/** `{"id":1,"event":"…","data":{…}}`; made once for all followers. */
-function encodeSocketFrame(frame: Frame): Buffer {
-  const known = encoded.get(frame)
-  if (known) return known
-  const bytes = Buffer.from(
-    `{"id":${frame.id},"event":${JSON.stringify(frame.event)},"data":${frame.data}}`,
-    'utf8',
-  )
-  encoded.set(frame, bytes)
-  return bytes
-}
+/** `{"id":1,"event":"…","data":{…}}`. */
+const encodeSocketFrame = createFrameEncoder(
+  ({ id, event, data }) => `{"id":${id},"event":${JSON.stringify(event)},"data":${data}}`,
+)
 
 /**
  * Bytes between two pings of a busy stream; a larger frame goes in pieces of this size. Who reads so much between two

@@ -10,7 +10,7 @@ import { z } from 'zod'
 import type { Turnpike } from '../src/compose.ts'
 import type { Follower } from '../src/gateway/follower.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
-import { authorityOf, checkConversation, credentialOf } from './auth.ts'
+import { authorityOf, credentialOf, enterConversation } from './auth.ts'
 import { cursorOf, cursorSchema, STREAM } from './events.ts'
 import { conversationIdSchema } from './schemas.ts'
 import { answerCommands, CLOSE, CLOSE_TIMEOUT_MS } from './socket-commands.ts'
@@ -103,8 +103,7 @@ export const socketRoutes: FastifyPluginAsyncZod<{
     preHandler: async (request) => {
       if (!request.ws) return
       const { id: conversation } = request.params as { id: string }
-      checkConversation(request, conversation)
-      const of = keys.conversation(credentialOf(request).tenant, conversation)
+      const of = enterConversation(request, conversation, keys)
       const follower = await gateway.follow({ of, conversation, cursor: cursorOf(request) })
       followers.set(request, follower)
       // The client may be gone by now, or go before the upgrade is through.

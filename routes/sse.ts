@@ -3,19 +3,11 @@
 import type { FastifyReply } from 'fastify'
 import type { Turnpike } from '../src/compose.ts'
 import type { Follower, Sink } from '../src/gateway/follower.ts'
-import type { Frame } from '../src/vocabulary/event.ts'
 import { credentialOf } from './auth.ts'
+import { createFrameEncoder } from './frame-bytes.ts'
 
-const encoded = new WeakMap<Frame, Buffer>()
-
-/** Bytes of a frame; made once for all its followers. Data is one line, since it is JSON. */
-export function encodeSse(frame: Frame): Buffer {
-  const known = encoded.get(frame)
-  if (known) return known
-  const bytes = Buffer.from(`id: ${frame.id}\nevent: ${frame.event}\ndata: ${frame.data}\n\n`, 'utf8')
-  encoded.set(frame, bytes)
-  return bytes
-}
+/** Data is one line, since it is JSON. */
+const encodeSse = createFrameEncoder(({ id, event, data }) => `id: ${id}\nevent: ${event}\ndata: ${data}\n\n`)
 
 const HEADERS = {
   'content-type': 'text/event-stream; charset=utf-8',
@@ -56,11 +48,11 @@ export function sendEvents(
     'close',
     access.watch(credentialOf(reply.request), () => follower.end()),
   )
-  follower.start(createSseSink(raw, config.stream.bufferBytes, 2 * config.stream.keepAliveMs))
+  follower.start(createSseSink(raw, config.stream.bufferBytes, PATIENCE * config.stream.keepAliveMs))
   return reply
 }
 
-/** Keep-alives for which a peer may leave its buffer full before it is cut. */
+/** Keep-alives for which a peer may leave its buffer full, or the end untaken, before it is cut. */
 const PATIENCE = 2
 
 function createSseSink(raw: FastifyReply['raw'], bufferBytes: number, lingerMs: number): Sink {

@@ -9,6 +9,7 @@ import { checkConversation, credentialOf, refuseTokens } from './auth.ts'
 import { conversationIdSchema } from './schemas.ts'
 
 const MAX_SECONDS = 86_400
+const DEFAULT_SECONDS = 900
 
 export const tokenRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }> = async (
   app,
@@ -30,7 +31,7 @@ export const tokenRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
               .array(z.enum(['messages:write', 'events:read']))
               .min(1)
               .optional(),
-            expiresInSeconds: z.number().int().min(1).max(MAX_SECONDS).default(900),
+            expiresInSeconds: z.number().int().min(1).max(MAX_SECONDS).default(DEFAULT_SECONDS),
           })
           .nullish(),
         response: {
@@ -53,7 +54,7 @@ export const tokenRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }
         request.params.id,
         // Whoever may enter a channel's conversation lets the page enter it too.
         [...scopes, ...(channelScope === undefined ? [] : [channelScope])],
-        request.body?.expiresInSeconds ?? 900,
+        request.body?.expiresInSeconds ?? DEFAULT_SECONDS,
       )
       return reply.code(201).header('cache-control', 'no-store').send(minted)
     },

@@ -7,7 +7,7 @@ import type { Turnpike } from '../src/compose.ts'
 import { type TurnRecord, toTurn } from '../src/store/turns.ts'
 import { GatewayError } from '../src/vocabulary/errors.ts'
 import { TURN_STATUSES, type Turn } from '../src/vocabulary/turn.ts'
-import { checkConversation, credentialOf } from './auth.ts'
+import { checkConversation, credentialOf, isTurnOf } from './auth.ts'
 import { cursorOf, cursorSchema, eventStreamResponse, STREAM } from './events.ts'
 import { turnSchema } from './schemas.ts'
 import { sendEvents } from './sse.ts'
@@ -22,8 +22,7 @@ export const turnRoutes: FastifyPluginAsyncZod<{ gateway: Turnpike['gateway'] }>
   const find = async (request: FastifyRequest, id: string): Promise<TurnRecord> => {
     const record = await gateway.reads.turn(id)
     const { tenant, conversation } = credentialOf(request)
-    if (!record?.cid.startsWith(`${tenant}~`)) throw noTurn()
-    if (conversation !== undefined && record.conversation !== conversation) throw noTurn()
+    if (!record || !isTurnOf(record, tenant, conversation)) throw noTurn()
     checkConversation(request, record.conversation)
     return record
   }

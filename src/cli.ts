@@ -7,7 +7,15 @@ import { createApiKeys, digestOf } from './store/api-keys.ts'
 import { startEmbeddedRedis } from './store/embedded-redis.ts'
 import { findInstance } from './store/instance-file.ts'
 import { closeRedis, connectRedis, type RedisTarget, untilReady } from './store/redis.ts'
-import { DEFAULT_SCOPES, isScope, type Scope, SECRET, SECRET_RULE, TENANT } from './vocabulary/access.ts'
+import {
+  DEFAULT_SCOPES,
+  isScope,
+  SCOPES_TOLD,
+  type Scope,
+  SECRET,
+  SECRET_RULE,
+  TENANT,
+} from './vocabulary/access.ts'
 
 const USAGE = `Usage:
   npm run turnpike -- keys create --tenant <tenant> [--scopes messages:write+events:read] [--name <name>]
@@ -97,9 +105,7 @@ function toScopes(text: string | undefined): Scope[] {
   if (text === undefined) return DEFAULT_SCOPES
   return text.split(/[+,]/).map((scope) => {
     if (isScope(scope)) return scope
-    throw new ConfigError(
-      `--scopes: unknown scope "${scope}"; known are messages:write, events:read, admin and channel:<name>`,
-    )
+    throw new ConfigError(`--scopes: unknown scope "${scope}"; known are ${SCOPES_TOLD}`)
   })
 }
 

@@ -1,12 +1,20 @@
 // API keys as the configuration file and the environment give them. No message repeats a secret.
 
 import { ConfigError } from './config-schema.ts'
-import { CONFIGURED_PREFIX, type ConfiguredKey } from './gateway/access.ts'
+import { CONFIGURED_PREFIX, type KnownKey } from './gateway/access.ts'
 import { digestOf } from './store/api-keys.ts'
-import { DEFAULT_SCOPES, isScope, type Scope, SECRET, SECRET_RULE, TENANT } from './vocabulary/access.ts'
+import {
+  DEFAULT_SCOPES,
+  isScope,
+  SCOPES_TOLD,
+  type Scope,
+  SECRET,
+  SECRET_RULE,
+  TENANT,
+} from './vocabulary/access.ts'
 
 /** Refuses a secret that is there twice: whose it is, would be left to chance. */
-export function toConfiguredKeys(fromFile: KeyEntry[], fromEnv: KeyEntry[], path: string): ConfiguredKey[] {
+export function toConfiguredKeys(fromFile: KeyEntry[], fromEnv: KeyEntry[], path: string): KnownKey[] {
   const entries = [
     ...fromFile.map((key, i) => ({ key, at: `${path}: keys.${i}` })),
     ...fromEnv.map((key, i) => ({ key, at: `TURNPIKE_API_KEYS: entry ${i + 1}` })),
@@ -50,7 +58,5 @@ export function parseApiKeys(text: string | undefined): KeyEntry[] {
 
 function toScope(text: string, at: string): Scope {
   if (isScope(text)) return text
-  throw new ConfigError(
-    `${at}: unknown scope; known are messages:write, events:read, admin and channel:<name>`,
-  )
+  throw new ConfigError(`${at}: unknown scope; known are ${SCOPES_TOLD}`)
 }

@@ -16,7 +16,7 @@ import {
   envSchema,
   type TurnpikeConfig,
 } from './config-schema.ts'
-import type { ConfiguredKey } from './gateway/access.ts'
+import type { KnownKey } from './gateway/access.ts'
 import type { ProviderCredentials } from './providers/registry.ts'
 
 export { ConfigError, defineConfig, type TurnpikeConfig } from './config-schema.ts'
@@ -26,7 +26,7 @@ export type Config = Readonly<
     agents: ReadonlyMap<string, Agent>
     defaultAgent: string
     revision: number
-    keys: readonly ConfiguredKey[]
+    keys: readonly KnownKey[]
     role: 'all' | 'gateway' | 'worker'
     /** Undefined for a worker without a door. */
     port: number | undefined

@@ -6,7 +6,7 @@ import { afterAll, describe, expect, test } from 'vitest'
 import { uniquePrefix, withRedis } from '../../test/support/redis.ts'
 import { createApiKeys, digestOf } from '../store/api-keys.ts'
 import { channelScopeOf, hasScope, isScope, OPERATOR, type Scope } from '../vocabulary/access.ts'
-import { type ConfiguredKey, createAccess } from './access.ts'
+import { createAccess, type KnownKey } from './access.ts'
 
 const server = await withRedis()
 const redis = new Redis(server.url)
@@ -17,7 +17,7 @@ afterAll(async () => {
 
 const SECRET = 'secret-of-configuration'
 const BOTH: Scope[] = ['messages:write', 'events:read']
-const configuredKey = (more: Partial<ConfiguredKey> = {}): ConfiguredKey => ({
+const configuredKey = (more: Partial<KnownKey> = {}): KnownKey => ({
   id: 'env-of-the-test',
   tenant: 't',
   scopes: BOTH,
@@ -25,7 +25,7 @@ const configuredKey = (more: Partial<ConfiguredKey> = {}): ConfiguredKey => ({
   ...more,
 })
 
-function setUp(configured: ConfiguredKey[] = [configuredKey()], more = {}) {
+function setUp(configured: KnownKey[] = [configuredKey()], more = {}) {
   const clock = { nowMs: 1_800_000_000_000 }
   const keys = createApiKeys(redis, uniquePrefix())
   const options = { configured, trustsConfigured: false, keys, nowMs: () => clock.nowMs, ...more }

@@ -10,8 +10,8 @@ import { type ApiKeys, digestOf, idOfSecret, SECRET_PREFIX } from '../store/api-
 import { type Credential, hasScope, isScope, OPERATOR, type Scope } from '../vocabulary/access.ts'
 import type { Authority } from '../vocabulary/turn.ts'
 
-/** A key from the environment or the configuration file, by its digest. */
-export interface ConfiguredKey {
+/** A key, configured or of the store, by the digest of its secret. */
+export interface KnownKey {
   id: string
   tenant: string
   scopes: Scope[]
@@ -22,7 +22,7 @@ export interface ConfiguredKey {
 export const CONFIGURED_PREFIX = 'env-'
 
 export interface AccessOptions {
-  configured: readonly ConfiguredKey[]
+  configured: readonly KnownKey[]
   /** True for a worker that was given no keys: turns under configured keys of its gateways run all the same. */
   trustsConfigured: boolean
   keys: ApiKeys
@@ -46,13 +46,6 @@ const claimsSchema = z.object({
   exp: z.number(),
 })
 
-interface HeldKey {
-  id: string
-  tenant: string
-  scopes: Scope[]
-  digest: string
-}
-
 interface Watched {
   credential: Credential
   onRefused: () => void
@@ -63,7 +56,7 @@ export type Access = ReturnType<typeof createAccess>
 export function createAccess({ configured, trustsConfigured, keys, nowMs }: AccessOptions) {
   const byDigest = new Map(configured.map((key) => [key.digest, key]))
   const byId = new Map(configured.map((key) => [key.id, key]))
-  const stored = new LRUCache<string, { key: HeldKey | undefined }>({ max: REMEMBERED, ttl: BELIEVED_MS })
+  const stored = new LRUCache<string, { key: KnownKey | undefined }>({ max: REMEMBERED, ttl: BELIEVED_MS })
   const watched = new Set<Watched>()
   let counted: { count: number; at: number } | undefined
   let counting: Promise<number> | undefined
@@ -95,7 +88,7 @@ export function createAccess({ configured, trustsConfigured, keys, nowMs }: Acce
    * A key that is not there is believed in as long as one that is: an id follows from a random secret, so none is
    * asked for before it was made.
    */
-  async function keyOf(id: string): Promise<HeldKey | undefined> {
+  async function keyOf(id: string): Promise<KnownKey | undefined> {
     const known = byId.get(id)
     if (known || id.startsWith(CONFIGURED_PREFIX)) return known
     const believed = stored.get(id)
@@ -107,7 +100,7 @@ export function createAccess({ configured, trustsConfigured, keys, nowMs }: Acce
     return key
   }
 
-  async function findKey(secret: string): Promise<HeldKey | undefined> {
+  async function findKey(secret: string): Promise<KnownKey | undefined> {
     const digest = digestOf(secret)
     const known = byDigest.get(digest)
     if (known || !secret.startsWith(SECRET_PREFIX)) return known

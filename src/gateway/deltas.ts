@@ -108,7 +108,6 @@ export function createDeltaWriter(options: DeltaWriterOptions): DeltaWriter {
   }
 
   async function flush(): Promise<void> {
-    held = false
     start()
     await settle()
   }

@@ -96,11 +96,13 @@ export async function runTurn(
     const generation = context?.generation ?? started.generation
     const fields = { ...measured, ...commit.fields }
     const full: Commit = { type: 'commit', ...commit, fields, generation, wantNext: wantNext() }
-    const reply = (await lease.write(started, [...before, full], held)).at(-1)
+    const writes = [...before, full]
+    const after = advance(held, writes)
+    const reply = (await lease.write(started, writes, after)).at(-1)
     // A cancel came between the model's last byte and here: it wins, since it was promised first.
     if (reply?.type === 'cancelled') return cancelled(said)
     if (reply?.type !== 'committed') throw new Error(`a commit was answered with ${reply?.type}`)
-    history.keep(lease.of, advance(held, [...before, full]))
+    history.keep(lease.of, after)
     return { type: 'ended', status: commit.status, next: reply.next, left: reply.left }
   }
   const fail = async (error: TurnError, said = ''): Promise<TurnEnd> => {

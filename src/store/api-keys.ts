@@ -6,7 +6,7 @@ import type { Redis } from 'ioredis'
 import { z } from 'zod'
 import { isScope, type Scope } from '../vocabulary/access.ts'
 import { GatewayError } from '../vocabulary/errors.ts'
-import { toRefusal } from './redis.ts'
+import { answer } from './redis.ts'
 
 export interface ApiKey {
   /** Names the key in logs, tokens and lists; says nothing of its secret. */
@@ -51,13 +51,6 @@ function idOf(digest: string): string {
 /** Calls reject with `store_unavailable` when the store does not answer in time. */
 export function createApiKeys(redis: Redis, prefix: string) {
   const key = `${prefix}:keys`
-  const answer = async <T>(reading: Promise<T>): Promise<T> => {
-    try {
-      return await reading
-    } catch (error) {
-      throw toRefusal(error)
-    }
-  }
   const parse = (raw: string): ApiKey & { digest: string } => storedSchema.parse(JSON.parse(raw))
 
   return {

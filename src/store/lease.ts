@@ -5,7 +5,7 @@
 import { setTimeout as delay } from 'node:timers/promises'
 import type { Redis } from 'ioredis'
 import type { Retention } from './conversations.ts'
-import { advance, type Held } from './held.ts'
+import type { Held } from './held.ts'
 import type { ConversationKey } from './keys.ts'
 import { toHoldingArgs, toReading } from './reading.ts'
 import { isPassing } from './redis.ts'
@@ -103,15 +103,15 @@ export class Lease {
 
   /**
    * Carries out writes of a turn, in order and in one piece, up to the first that is refused: one reply for each that
-   * was carried out, and the refusal. `held` is what the turn has been given and what has been written since; for a
-   * commit that starts the next turn.
+   * was carried out, and the refusal. `held` is what is known of the conversation once all of them are; for a commit that
+   * starts the next turn.
    */
   async write(
     { turn, attempt }: { turn: string; attempt: number },
     writes: readonly TurnWrite[],
     held?: Held,
   ): Promise<WriteReply[]> {
-    const holding = { held: advance(held, writes), isCurrent: true }
+    const holding = { held, isCurrent: true }
     const args = [turn, attempt, ...toHoldingArgs(holding), ...toWriteArgs(writes, this.#options)]
     const steps = writes.map(toStepName)
     const [raws, read] = (await this.#owned('write', args, steps)) as [string[][], unknown]

@@ -8,6 +8,9 @@ export type Scope = (typeof SCOPES)[number] | `channel:${string}`
 
 export const DEFAULT_SCOPES: Scope[] = ['messages:write', 'events:read']
 
+/** For messages. */
+export const SCOPES_TOLD = 'messages:write, events:read, admin and channel:<name>'
+
 export function isScope(text: string): text is Scope {
   return SCOPES.some((scope) => scope === text) || /^channel:[a-z][a-z0-9_-]{0,31}$/.test(text)
 }

@@ -78,13 +78,13 @@ export async function goOn(run: Run, a: Activation, choice: Choice): Promise<voi
 
 /** Carries out writes in one call, and holds each reply against the model. */
 async function write(run: Run, a: Activation, { answer }: Choice, plans: Plan[]): Promise<void> {
-  const held = run.held.get(a.owner)
   const writes = plans.map((plan) => plan.write)
-  const replies = await owned(run, a, answer, (lease) => lease.write(a, writes, held))
+  const after = advance(run.held.get(a.owner), writes)
+  const replies = await owned(run, a, answer, (lease) => lease.write(a, writes, after))
   if (replies === 'lost') return void plans[0]?.settle('lost')
   const carriedOut = plans.findIndex(({ settle }, i) => !settle(replies[i] ?? 'lost'))
   expect(replies).toHaveLength(carriedOut === -1 ? plans.length : carriedOut + 1)
-  if (carriedOut === -1) run.held.set(a.owner, advance(held, writes))
+  if (carriedOut === -1) run.held.set(a.owner, after)
 }
 
 /** Reads what is stored, as one of two worker processes. An owner of the past reads as well, and knows no better. */
