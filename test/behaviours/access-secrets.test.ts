@@ -1,9 +1,6 @@
 // Keys and tokens leave no trace: not in the log of a process that talks as much as it can, not in its metrics, not in
 // what it answers, and of keys nothing but digests in Redis.
 
-import { fork } from 'node:child_process'
-import { once } from 'node:events'
-import { join } from 'node:path'
 import { Redis } from 'ioredis'
 import { afterAll, expect, test } from 'vitest'
 import {
@@ -16,7 +13,8 @@ import {
   mintToken,
   withKeys,
 } from '../support/access.ts'
-import { endWithThisProcess, uniquePrefix, withRedis } from '../support/redis.ts'
+import { startRecorded } from '../support/recorded-process.ts'
+import { uniquePrefix, withRedis } from '../support/redis.ts'
 import { keysHolding } from '../support/store-dump.ts'
 import { toStartOptions } from '../support/turnpike.ts'
 
@@ -41,18 +39,7 @@ const env = {
   OPENAI_API_KEY: SECRETS.provider,
   TURNPIKE_API_KEYS: `t:${SECRETS.environment},t:${SECRETS.admin}:admin`,
 }
-const child = fork(join(import.meta.dirname, '../support/turnpike-process.ts'), {
-  env: { PATH: process.env.PATH, TEST_START: JSON.stringify({ ...options, env }) },
-  stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
-  execArgv: [],
-})
-endWithThisProcess(child.pid ?? 0)
-let output = ''
-for (const stream of [child.stdout, child.stderr])
-  stream?.setEncoding('utf8').on('data', (piece: string) => {
-    output += piece
-  })
-const [{ url }] = (await once(child, 'message')) as [{ url: string }]
+const { child, url, end } = await startRecorded({ ...options, env })
 afterAll(async () => {
   child.kill('SIGKILL')
   client.disconnect()
@@ -106,8 +93,7 @@ test('a key or a token is nowhere but in the hands of its owner', async () => {
   answers.push(await ask(url, { method: 'GET', path: '/metrics', headers: bearer(SECRETS.admin) }))
   expect(answers.at(-1)?.text).toMatch(/^# HELP/)
 
-  child.kill('SIGTERM')
-  await once(child, 'close')
+  const output = await end()
   expect(output).toMatch(/"ready"/)
   expect(output).toMatch(/a request met a fault of ours/)
 

@@ -4,7 +4,6 @@
 import { type ChildProcess, spawn, spawnSync } from 'node:child_process'
 import { once } from 'node:events'
 import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, symlinkSync } from 'node:fs'
-import { createServer } from 'node:net'
 import path from 'node:path'
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest'
 import { parse } from 'yaml'
@@ -13,6 +12,7 @@ import { loadConfig } from '../../src/config.ts'
 import { postMessage } from '../support/client.ts'
 import {
   endWithThisProcess,
+  freePort,
   type OwnRedis,
   startOwnRedis,
   temporaryRoot,
@@ -56,15 +56,6 @@ function linkPackages(folder: string): void {
     mkdirSync(path.dirname(link), { recursive: true })
     symlinkSync(path.join(ROOT, 'node_modules', name), link)
   }
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  const address = server.address()
-  server.close()
-  await once(server, 'close')
-  return address !== null && typeof address === 'object' ? address.port : 0
 }
 
 describe('the image', () => {

@@ -2,13 +2,14 @@
 // turn carries the ids to find it by, and none of it, nor anything else that is printed, holds what people or models say,
 // a key, a token or a URL's query. On a terminal the same lines are for people.
 
-import { type ChildProcess, fork, spawn } from 'node:child_process'
+import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { join } from 'node:path'
 import { afterAll, expect, test, vi } from 'vitest'
 import { startOpenAiServer } from '../fakes/openai-server.ts'
 import { ask, bearer, mintToken } from '../support/access.ts'
 import { startFolder } from '../support/main-process.ts'
+import { startRecorded } from '../support/recorded-process.ts'
 import { endWithThisProcess, uniquePrefix, withRedis } from '../support/redis.ts'
 import { follow } from '../support/socket.ts'
 import { toStartOptions } from '../support/turnpike.ts'
@@ -42,27 +43,9 @@ async function run(role: 'gateway' | 'worker', level: string, prefix: string) {
       TURNPIKE_API_KEYS: `t:${KEY},t:${ADMIN}:admin`,
     },
   })
-  const child = fork(join(import.meta.dirname, '../support/turnpike-process.ts'), {
-    env: { PATH: process.env.PATH, TEST_START: JSON.stringify(options) },
-    stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
-    execArgv: [],
-  })
-  children.push(child)
-  endWithThisProcess(child.pid ?? 0)
-  let output = ''
-  for (const stream of [child.stdout, child.stderr])
-    stream?.setEncoding('utf8').on('data', (piece: string) => {
-      output += piece
-    })
-  const [{ url }] = (await once(child, 'message')) as [{ url: string }]
-  return {
-    url,
-    async end(): Promise<string> {
-      child.kill('SIGTERM')
-      await once(child, 'close')
-      return output
-    },
-  }
+  const recorded = await startRecorded(options)
+  children.push(recorded.child)
+  return recorded
 }
 
 type Line = Record<string, unknown> & { msg: string }

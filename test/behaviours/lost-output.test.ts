@@ -3,12 +3,11 @@
 import { type ChildProcess, spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { closeSync, openSync } from 'node:fs'
-import { createServer } from 'node:net'
 import path from 'node:path'
 import { afterEach, expect, test } from 'vitest'
 import { postMessage } from '../support/client.ts'
 import { embeddedRedisPid, isAlive, startFolder } from '../support/main-process.ts'
-import { endWithThisProcess } from '../support/redis.ts'
+import { endWithThisProcess, freePort } from '../support/redis.ts'
 
 let child: ChildProcess | undefined
 const pids: number[] = []
@@ -17,15 +16,6 @@ afterEach(() => {
   child?.kill('SIGKILL')
   for (const pid of pids.filter(isAlive)) process.kill(pid, 'SIGKILL')
 })
-
-async function freePort(): Promise<number> {
-  const server = createServer().listen(0, '127.0.0.1')
-  await once(server, 'listening')
-  const address = server.address()
-  server.close()
-  await once(server, 'close')
-  return address !== null && typeof address === 'object' ? address.port : 0
-}
 
 test('a log that cannot be written costs nothing but its lines', async () => {
   const folder = startFolder()

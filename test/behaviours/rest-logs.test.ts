@@ -1,16 +1,14 @@
 // What a process writes while it works, fails and is ill-treated, at the most talkative level: ids and reasons, never
 // what people or models say, never a key, never a prompt.
 
-import { fork } from 'node:child_process'
-import { once } from 'node:events'
-import { join } from 'node:path'
 import { Redis } from 'ioredis'
 import { afterAll, expect, test } from 'vitest'
 import { hold } from '../fakes/openai-script.ts'
 import { startOpenAiServer } from '../fakes/openai-server.ts'
 import { postMessage, say, untilEnded } from '../support/client.ts'
 import { send } from '../support/raw-http.ts'
-import { endWithThisProcess, startOwnRedis, uniquePrefix } from '../support/redis.ts'
+import { startRecorded } from '../support/recorded-process.ts'
+import { startOwnRedis, uniquePrefix } from '../support/redis.ts'
 import { cancel, untilPhase } from '../support/stage.ts'
 import { toStartOptions } from '../support/turnpike.ts'
 
@@ -39,19 +37,7 @@ const options = toStartOptions({
   },
 })
 const env = { ...options.env, LOG_LEVEL: 'trace', OPENAI_API_KEY: WORDS.key }
-const child = fork(join(import.meta.dirname, '../support/turnpike-process.ts'), {
-  env: { PATH: process.env.PATH, TEST_START: JSON.stringify({ ...options, env }) },
-  stdio: ['ignore', 'pipe', 'pipe', 'ipc'],
-  execArgv: [],
-})
-endWithThisProcess(child.pid ?? 0)
-let output = ''
-for (const stream of [child.stdout, child.stderr])
-  stream?.setEncoding('utf8').on('data', (piece: string) => {
-    output += piece
-  })
-const [ready] = (await once(child, 'message')) as [{ url: string }]
-const { url } = ready
+const { child, url, end, output: printed } = await startRecorded({ ...options, env })
 
 afterAll(async () => {
   child.kill('SIGKILL')
@@ -128,12 +114,11 @@ test('a log holds no text, no note, no key and no prompt, whatever happens', asy
   await untilPhase(url, cut, 'streaming')
   await own.kill()
   expect((await postMessage(url, 'away', message)).status).toBe(503)
-  await expect.poll(() => output, { timeout: 5000 }).toContain('store is away')
+  await expect.poll(printed, { timeout: 5000 }).toContain('store is away')
   await own.restart()
   await expect.poll(async () => (await fetch(`${url}/readyz`)).status, { timeout: 10_000 }).toBe(200)
 
-  child.kill('SIGTERM')
-  await once(child, 'close')
+  const output = await end()
   const lines = output
     .trim()
     .split('\n')

@@ -6,6 +6,7 @@ import { existsSync, mkdtempSync, readFileSync, writeFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { z } from 'zod'
 import { startTimeOf } from '../../src/store/instance-file.ts'
+import { untilPrinted } from './printed.ts'
 import { endWithThisProcess, temporaryRoot } from './redis.ts'
 
 const MAIN = join(import.meta.dirname, '../../src/main.ts')
@@ -57,19 +58,7 @@ export function startMain(folder: string, env: Record<string, string> = {}): Mai
     output,
     exited,
     signal: (name) => void child.kill(name),
-    printed(pattern) {
-      return new Promise((resolve, reject) => {
-        const look = (): void => {
-          const match = pattern.exec(output.stdout)
-          if (match) resolve(match)
-        }
-        child.stdout?.on('data', look)
-        look()
-        void exited.then((end) =>
-          reject(new Error(`it ended (${JSON.stringify(end)}): ${JSON.stringify(output)}`)),
-        )
-      })
-    },
+    printed: (pattern) => untilPrinted(child, output, exited, pattern),
   }
 }
 

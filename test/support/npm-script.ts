@@ -6,6 +6,7 @@ import { randomUUID } from 'node:crypto'
 import { once } from 'node:events'
 import { mkdirSync, mkdtempSync, readdirSync, readFileSync, readlinkSync } from 'node:fs'
 import path from 'node:path'
+import { untilPrinted } from './printed.ts'
 import { endWithThisProcess, temporaryRoot } from './redis.ts'
 
 export const ROOT = path.join(import.meta.dirname, '../..')
@@ -87,19 +88,7 @@ export function runNpm(args: string[], env: Record<string, string> = {}): NpmScr
     close() {
       for (const process_ of left()) process.kill(process_.pid, 'SIGKILL')
     },
-    printed(pattern) {
-      return new Promise((resolve, reject) => {
-        const look = (): void => {
-          const match = pattern.exec(output.stdout)
-          if (match) resolve(match)
-        }
-        child.stdout?.on('data', look)
-        look()
-        void ended.then((end) =>
-          reject(new Error(`it ended (${JSON.stringify(end)}): ${JSON.stringify(output)}`)),
-        )
-      })
-    },
+    printed: (pattern) => untilPrinted(child, output, ended, pattern),
   }
 }
 

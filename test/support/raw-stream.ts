@@ -3,6 +3,7 @@
 
 import { type IncomingHttpHeaders, type IncomingMessage, request } from 'node:http'
 import { isEnd, type SseEvent } from './client.ts'
+import { createEventWaits } from './event-waits.ts'
 
 export interface RawStreamOptions {
   /** Sent as Last-Event-ID. */
@@ -74,9 +75,8 @@ function readStream(response: IncomingMessage, beganAt: number, options: RawStre
   const arrivals: number[] = []
   const comments: string[] = []
   const pieces: string[] = []
-  const waiting = new Set<() => void>()
+  const waits = createEventWaits(events, 'stream')
   const { promise: ended, resolve: end } = Promise.withResolvers<'end' | 'cut'>()
-  let isOver = false
   let rest = ''
   let bytes = 0
   let firstByteMs: number | undefined
@@ -96,47 +96,16 @@ function readStream(response: IncomingMessage, beganAt: number, options: RawStre
         arrivals.push(Date.now())
       } else comments.push(block)
     }
-    for (const look of waiting) look()
+    waits.look()
     if (options.pauseMs === undefined) return
     response.pause()
     setTimeout(() => response.resume(), options.pauseMs)
   })
   response.on('close', () => {
-    isOver = true
     end(response.complete ? 'end' : 'cut')
-    for (const look of waiting) look()
+    waits.over()
   })
   if (options.paused) response.pause()
-
-  /** Looks at once and after each chunk. */
-  const untilTrue = (is: () => boolean): Promise<void> =>
-    new Promise((resolve, reject) => {
-      const look = (): void => {
-        if (!is()) {
-          if (!isOver) return
-          waiting.delete(look)
-          const had = events.slice(-5).map(({ id, event }) => `${id} ${event}`)
-          reject(new Error(`the stream was over first; its last events were ${had.join(', ')}`))
-        } else {
-          waiting.delete(look)
-          resolve()
-        }
-      }
-      waiting.add(look)
-      look()
-    })
-  const until = async (is: (event: SseEvent) => boolean): Promise<SseEvent[]> => {
-    let seen = 0
-    let at = -1
-    await untilTrue(() => {
-      while (at < 0 && seen < events.length) {
-        const event = events[seen++]
-        if (event && is(event)) at = seen
-      }
-      return at >= 0
-    })
-    return events.slice(0, at)
-  }
 
   return {
     status: response.statusCode ?? 0,
@@ -158,9 +127,9 @@ function readStream(response: IncomingMessage, beganAt: number, options: RawStre
       return events.at(-1)?.id
     },
     ended,
-    until,
-    untilEnd: () => until(isEnd),
-    untilComments: (count) => untilTrue(() => comments.length >= count),
+    until: waits.until,
+    untilEnd: () => waits.until(isEnd),
+    untilComments: (count) => waits.untilTrue(() => comments.length >= count),
     pause: () => void response.pause(),
     resume: () => void response.resume(),
     close(how = 'fin') {

@@ -207,7 +207,8 @@ function pidOf(server: ChildProcess): number {
   return server.pid
 }
 
-async function freePort(): Promise<number> {
+/** Of this machine; somebody else may take it before it is used. */
+export async function freePort(): Promise<number> {
   const server = createServer().listen(0, HOST)
   await once(server, 'listening')
   const address = server.address()

@@ -4,6 +4,7 @@
 import { createHash, randomBytes } from 'node:crypto'
 import { connect } from 'node:net'
 import { isEnd, type SseEvent } from './client.ts'
+import { createEventWaits } from './event-waits.ts'
 import { OPCODE, readFrame, type ServerFrame, toClose, toCommand, toFrame } from './socket-frames.ts'
 
 export interface SocketOptions {
@@ -107,13 +108,12 @@ export function openSocket(
   const answers: Answer[] = []
   /** Of a message that has not all come. */
   const pieces: Buffer[] = []
-  const waiting = new Set<() => void>()
+  const waits = createEventWaits(events, 'connection')
   const { promise: ended, resolve: end } = Promise.withResolvers<Awaited<RawSocket['ended']>>()
   const { promise: opened, resolve: open, reject: fail } = Promise.withResolvers<RawSocket>()
   let rest: Buffer = Buffer.alloc(0)
   let status = 0
   let headers: Record<string, string> = {}
-  let isOver = false
   let bytes = 0
   let pings = 0
   let taken = 0
@@ -128,9 +128,8 @@ export function openSocket(
   })
   net.on('error', () => undefined)
   net.on('close', () => {
-    isOver = true
     end(last)
-    for (const look of waiting) look()
+    waits.over()
     fail(new Error('the connection ended before the handshake was answered'))
   })
   net.on('data', (chunk) => {
@@ -139,7 +138,7 @@ export function openSocket(
     if (status === 0) readHead()
     if (status === 101) readFrames()
     else if (status !== 0 && rest.length >= Number(headers['content-length'])) open(client)
-    for (const look of waiting) look()
+    waits.look()
     if (options.pauseMs === undefined || status !== 101) return
     net.pause()
     setTimeout(() => net.resume(), options.pauseMs)
@@ -197,35 +196,7 @@ export function openSocket(
     } else if (opcode !== OPCODE.pong) throw new Error(`the server sent opcode ${opcode}`)
   }
 
-  /** Looks at once and after each chunk. */
-  const untilTrue = (is: () => boolean): Promise<void> =>
-    new Promise((resolve, reject) => {
-      const look = (): void => {
-        if (is()) {
-          waiting.delete(look)
-          resolve()
-        } else if (isOver) {
-          waiting.delete(look)
-          const had = events.slice(-5).map(({ id, event }) => `${id} ${event}`)
-          reject(new Error(`the connection was over first; its last events were ${had.join(', ')}`))
-        }
-      }
-      waiting.add(look)
-      look()
-    })
-  const until = async (is: (event: SseEvent) => boolean): Promise<SseEvent[]> => {
-    let seen = 0
-    let at = -1
-    await untilTrue(() => {
-      while (at < 0 && seen < events.length) {
-        const event = events[seen++]
-        if (event && is(event)) at = seen
-      }
-      return at >= 0
-    })
-    return events.slice(0, at)
-  }
-  const write = (data: Uint8Array): void => void (isOver || net.write(data))
+  const write = (data: Uint8Array): void => void (waits.isOver() || net.write(data))
 
   const client: RawSocket = {
     get status() {
@@ -250,17 +221,17 @@ export function openSocket(
       return events.at(-1)?.id
     },
     ended,
-    until,
-    untilEnd: () => until(isEnd),
+    until: waits.until,
+    untilEnd: () => waits.until(isEnd),
     untilAnswers: async (count) => {
-      await untilTrue(() => answers.length >= count)
+      await waits.untilTrue(() => answers.length >= count)
       return answers.slice(0, count)
     },
-    untilPings: (count) => untilTrue(() => pings >= count),
+    untilPings: (count) => waits.untilTrue(() => pings >= count),
     async ask(command) {
       const n = taken++
       write(toCommand(command))
-      await untilTrue(() => answers.length > n)
+      await waits.untilTrue(() => answers.length > n)
       return answers[n] as Answer
     },
     send(command) {
